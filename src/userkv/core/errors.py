@@ -1,0 +1,25 @@
+"""Errors that UserKV raises on purpose; every message is one sentence that says what to change."""
+
+
+class UserKVError(Exception):
+    """Base of all errors of this package. The command line prints it as one line and exits with 2."""
+
+
+class InvalidUserRequestError(UserKVError, ValueError):
+    """The user part of a request (``kv_transfer_params``) is wrong. HTTP 400, or a ``ValueError`` offline."""
+
+
+class InvalidSettingError(UserKVError, ValueError):
+    """A setting (environment variable or option) has a value that cannot be used."""
+
+
+class UnsupportedEngineError(UserKVError, ValueError):
+    """The engine is configured in a way that the user-granular cache cannot serve; start-up fails."""
+
+
+class InvalidInputFileError(UserKVError, ValueError):
+    """A workload or data file has a malformed line; the message names file and line number."""
+
+
+class IntegrityError(UserKVError, AssertionError):
+    """An invariant of a data structure does not hold. Raised by ``check_integrity()`` only."""

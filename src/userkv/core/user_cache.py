@@ -1,0 +1,303 @@
+"""What the engine asks about users: how much of a history is in HBM, when to keep one, whom to wait for.
+
+:class:`UserCache` follows each request from its first look-up to its end and decides what enters the block table and
+when. It knows nothing of vLLM: the engine tells it what was computed, and hands it opaque blocks.
+
+Life of a request::
+
+    find ... find  ->  start  ->  publish (each step)  ->  finish
+                        ^--- preempted: finish, then find again ---'
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from userkv.core.block_table import BlockPool, UserBlockTable, UserEntry, longest_hit
+from userkv.core.errors import IntegrityError
+from userkv.core.lru import UserKVLRUManager
+from userkv.core.policy import EvictionPolicy
+from userkv.core.request import UserKey, UserRequest
+from userkv.core.settings import CacheSettings
+from userkv.core.single_flight import SingleFlight
+from userkv.core.stats import UserCacheStats
+from userkv.core.tokens import TokenArray
+
+
+class UserHit(NamedTuple):
+    """History found in HBM: the first ``num_tokens`` tokens, in ``blocks`` (the last one may be partly valid)."""
+
+    blocks: Sequence[Any]
+    num_tokens: int
+
+
+NO_HIT = UserHit((), 0)
+
+
+@dataclass(slots=True, eq=False)
+class UserLookup:
+    """A user request as the cache sees it; made once, when the engine receives the request.
+
+    Attributes:
+        key: whose KV this is.
+        request: the validated contract.
+        history: the first ``history_len`` prompt tokens.
+
+    """
+
+    key: UserKey
+    request: UserRequest
+    history: TokenArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """The answer of the last look-up, remembered until the request starts."""
+
+    entry: UserEntry | None = None
+    common: int = 0
+    hit: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A request that holds blocks."""
+
+    lookup: UserLookup
+    found: _Found
+    start_tokens: int
+    published: bool
+    """Nothing of its history is to be kept any more: it is in the table, or must not enter it."""
+
+
+_NOTHING = _Found()
+
+
+class UserCache:
+    """Users' histories in HBM. Not thread-safe: the scheduler thread owns it.
+
+    Args:
+        block_size: tokens per KV block.
+        num_blocks: KV blocks that requests and users share.
+        pool: the engine's block pool.
+        settings: limits.
+        policy: order of eviction; LRU by default.
+        clock: seconds, monotonic.
+
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        pool: BlockPool,
+        settings: CacheSettings,
+        policy: EvictionPolicy[UserKey] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.table: UserBlockTable[UserKey] = UserBlockTable(block_size, pool, policy or UserKVLRUManager())
+        self.stats = UserCacheStats()
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._max_users = settings.max_users if settings.lru else 0
+        self._flight: SingleFlight[UserKey] = SingleFlight(
+            settings.single_flight_seconds, block_size, clock, self.stats
+        )
+        self._found: dict[str, _Found] = {}
+        self._running: dict[str, _Running] = {}
+
+    def find(self, request_id: str, lookup: UserLookup, num_tokens: int) -> UserHit:
+        """How much of the request's history HBM holds; may be asked again until the request starts.
+
+        At most ``num_tokens - 1`` tokens hit, since the engine must compute one to have logits. A hit that ends inside
+        a block needs one more block (the private copy of it); a request that would fill the whole cache cannot have
+        that one, so its hit ends at a block's end.
+
+        Args:
+            request_id: the engine's name of the request.
+            lookup: what the request says of its user.
+            num_tokens: tokens that the request has (the prompt, and its output if it was preempted).
+
+        """
+        if not lookup.request.read:
+            self._found[request_id] = _NOTHING
+            return NO_HIT
+        entry = self.table.get(lookup.key)
+        common = longest_hit(entry, lookup.history)
+        hit = min(common, num_tokens - 1)
+        if self._blocks_for(num_tokens) >= self._num_blocks:
+            hit -= hit % self._block_size
+        self._found[request_id] = _Found(entry, common, hit)
+        if entry is None or hit == 0:
+            return NO_HIT
+        return UserHit(entry.blocks[: self._blocks_for(hit)], hit)
+
+    def must_wait(self, request_id: str, lookup: UserLookup) -> bool:
+        """Whether the request should wait because another one computes the same history right now."""
+        if not lookup.request.read:
+            return False
+        return self._flight.must_wait(
+            request_id, lookup.key, lookup.history, lambda: longest_hit(self.table.get(lookup.key), lookup.history)
+        )
+
+    def start(self, request_id: str, lookup: UserLookup, hit_tokens: int, start_tokens: int) -> None:
+        """The request got its blocks and runs from now on. Only the first call for a request counts.
+
+        Args:
+            request_id: the engine's name of the request.
+            lookup: what the request says of its user.
+            hit_tokens: tokens that it takes from HBM.
+            start_tokens: all tokens that it need not compute: these, and what a connector loads.
+
+        """
+        if request_id in self._running:
+            return
+        found = self._found.pop(request_id, _NOTHING)
+        published = not lookup.request.write or found.common >= len(lookup.history)
+        self._running[request_id] = _Running(lookup, found, start_tokens, published)
+        self.table.acquire(lookup.key)
+        if not published:
+            self._flight.lead(request_id, lookup.key, lookup.history)
+        if lookup.request.read:
+            self.stats.history_tokens += len(lookup.history)
+            self.stats.hit_tokens += hit_tokens
+            self.stats.user_hits += hit_tokens > 0
+            self.stats.user_misses += hit_tokens == 0 < len(lookup.history)
+
+    def unpublished(self) -> list[str]:
+        """The running requests whose history is to be kept and is not yet."""
+        return self._flight.leaders()
+
+    def publish(self, request_id: str, computed_tokens: int, blocks: Sequence[Any]) -> None:
+        """Keep the history of a running request as soon as all of it has been computed.
+
+        Args:
+            request_id: one of :meth:`unpublished`.
+            computed_tokens: tokens whose KV is in ``blocks`` for certain: the steps that wrote them are over.
+            blocks: the request's blocks in order.
+
+        """
+        running = self._running[request_id]
+        if computed_tokens >= len(running.lookup.history) and computed_tokens > running.start_tokens:
+            self._keep(running, computed_tokens, blocks)
+            self._flight.land(request_id)
+            running.published = True
+
+    def finish(self, request_id: str, computed_tokens: int, blocks: Sequence[Any]) -> None:
+        """The request ends, is aborted or preempted, and its blocks are about to be freed.
+
+        What was computed of its history is kept. A request that never started is only forgotten.
+
+        Args:
+            request_id: the engine's name of the request.
+            computed_tokens: as for :meth:`publish`.
+            blocks: as for :meth:`publish`.
+
+        """
+        self._found.pop(request_id, None)
+        self._flight.forget(request_id)
+        running = self._running.pop(request_id, None)
+        if running is None:
+            return
+        if not running.published:
+            self._keep(running, computed_tokens, blocks)
+        self.table.release(running.lookup.key)
+        self._keep_to_limit()
+
+    def make_room(self, missing: int, request_id: str | None = None, lookup: UserLookup | None = None) -> bool:
+        """Evict users until the table let go of ``missing`` blocks, or of as many as it can.
+
+        The user whose request asks is spared, since his blocks are what the request wants to hit. Only if nothing else
+        is left does he lose what the request cannot hit; otherwise a user with a long outdated entry in a small cache
+        could never be served again.
+
+        Args:
+            missing: how many free blocks an allocation lacks, at least 1.
+            request_id: the request that asks, if any.
+            lookup: what that request says of its user; ``None`` for an ordinary request.
+
+        Returns:
+            Whether blocks were let go, so that the allocation is worth another try.
+
+        """
+        if lookup is None:
+            return self._evict_blocks(missing) > 0
+        self.table.acquire(lookup.key)
+        found = self._found.get(request_id or "", _NOTHING)
+        own = self.table.get(lookup.key)
+        wanted = found.hit if found.entry is own else 0
+        alone = self.table.num_running(lookup.key) == 1
+        surplus = len(own.blocks) - self._blocks_for(wanted) if own is not None and alone else 0
+        freed = self._evict_blocks(missing, surplus)
+        if freed < missing <= freed + surplus:
+            freed += self.table.shorten(lookup.key, wanted)
+        self.table.release(lookup.key)
+        return freed > 0
+
+    def reset(self) -> None:
+        """Forget all histories (new weights, say). Requests that run now will not be kept either."""
+        for request_id, running in self._running.items():
+            running.published = True
+            self._flight.land(request_id)
+        self._found.clear()
+        self.table.clear()
+
+    def check_integrity(self) -> None:
+        """Check every invariant; for tests.
+
+        Raises:
+            IntegrityError: an invariant does not hold.
+
+        """
+        self.table.check_integrity()
+        busy = Counter(running.lookup.key for running in self._running.values())
+        for key in busy.keys() | self.table.user_to_blocks.keys():
+            if self.table.num_running(key) != busy[key]:
+                raise IntegrityError(f"{key!r}: {self.table.num_running(key)} requests counted, {busy[key]} run")
+        leading = {request_id for request_id, running in self._running.items() if not running.published}
+        if leading != set(self._flight.leaders()):
+            raise IntegrityError("the leaders are not the requests whose history is to be kept")
+
+    def _keep(self, running: _Running, computed_tokens: int, blocks: Sequence[Any]) -> None:
+        history = running.lookup.history
+        num_tokens = min(computed_tokens, len(history))
+        # Beyond what the request started with, nothing of it was computed: a load that failed or still runs included.
+        if computed_tokens <= running.start_tokens or num_tokens == 0:
+            return
+        entry = self.table.get(running.lookup.key)
+        if entry is not None:
+            common = running.found.common if entry is running.found.entry else longest_hit(entry, history)
+            if common >= num_tokens:
+                return
+            # An unfinished history does not displace a longer one that may well be asked for again.
+            if num_tokens < len(history) and num_tokens <= len(entry.tokens):
+                return
+        if num_tokens < len(history):
+            history = history[:num_tokens].copy()
+            history.flags.writeable = False
+        self.table.put(running.lookup.key, history, blocks[: self._blocks_for(num_tokens)])
+        self._keep_to_limit()
+
+    def _evict_blocks(self, missing: int, surplus: int = 0) -> int:
+        # Nobody is evicted in vain: if all of it were not enough, the request has to wait for others to end.
+        freed = 0
+        if self.table.num_evictable_blocks + surplus >= missing:
+            while freed < missing and (blocks := self._evict()):
+                freed += blocks
+        return freed
+
+    def _evict(self) -> int:
+        blocks = self.table.evict_one()
+        if blocks:
+            self.stats.lru_evictions += 1
+            self.stats.evicted_blocks += blocks
+        return blocks
+
+    def _keep_to_limit(self) -> None:
+        while self._max_users and len(self.table) > self._max_users and self._evict():
+            pass
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)

@@ -1,0 +1,1 @@
+"""The only package that imports vLLM: plugin entry point, coordinator, manager, scheduler hooks, metrics."""

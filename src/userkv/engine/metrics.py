@@ -1,0 +1,70 @@
+"""The user cache's figures on vLLM's own ``/metrics``.
+
+The cache lives in the engine's process and Prometheus in the API server's. vLLM ships ``SchedulerStats`` from one to
+the other after each step; its ``kv_connector_stats`` is the only free-form field, so a snapshot of ours travels in it
+under a key of its own and is taken out again before vLLM's loggers look at the rest.
+"""
+
+from functools import cache
+from typing import Any
+
+from prometheus_client import Counter, Gauge
+from vllm.v1.metrics.stats import SchedulerStats
+
+from userkv.core.user_cache import UserCache
+
+_KEY = "userkv"
+_LABELS = ("model_name", "engine")
+
+_COUNTERS = {
+    "user_hits": "Requests that started with history tokens of their user from HBM.",
+    "user_misses": "Requests that started with none although they asked for them.",
+    "hit_tokens": "History tokens taken from HBM.",
+    "history_tokens": "History tokens of all requests that started.",
+    "lru_evictions": "Users evicted from HBM.",
+    "evicted_blocks": "KV blocks released by evictions.",
+    "single_flight_waits": "Requests that waited while another one computed the same history.",
+    "single_flight_timeouts": "Requests that gave up waiting and computed the history themselves.",
+}
+_GAUGES = {
+    "users": "Users whose history is in HBM.",
+    "blocks": "KV blocks that hold users' histories.",
+}
+
+
+def attach_snapshot(stats: SchedulerStats, users: UserCache) -> None:
+    """Put the counts since the last snapshot, and the present sizes, into ``stats``. Engine process."""
+    snapshot = users.stats.take()
+    snapshot["users"] = len(users.table)
+    snapshot["blocks"] = users.table.num_blocks
+    stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), _KEY: snapshot}
+
+
+def detach_snapshot(stats: SchedulerStats | None) -> dict[str, int] | None:
+    """Take a snapshot out of ``stats`` again, leaving what a connector put there. API server process."""
+    payload = stats.kv_connector_stats if stats is not None else None
+    if stats is None or not payload or _KEY not in payload:
+        return None
+    rest = {key: value for key, value in payload.items() if key != _KEY}
+    stats.kv_connector_stats = rest or None
+    snapshot: dict[str, int] = payload[_KEY]
+    return snapshot
+
+
+def observe(snapshot: dict[str, int], model_name: str, engine_index: int) -> None:
+    """Add a snapshot to the Prometheus metrics of this process."""
+    for name, metric in _metrics().items():
+        labelled = metric.labels(model_name, str(engine_index))
+        if name in _COUNTERS:
+            labelled.inc(snapshot[name])
+        else:
+            labelled.set(snapshot[name])
+
+
+@cache
+def _metrics() -> dict[str, Any]:
+    counters = {name: Counter(f"userkv_{name}", text, _LABELS) for name, text in _COUNTERS.items()}
+    gauges = {
+        name: Gauge(f"userkv_{name}", text, _LABELS, multiprocess_mode="mostrecent") for name, text in _GAUGES.items()
+    }
+    return counters | gauges

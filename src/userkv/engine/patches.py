@@ -1,0 +1,169 @@
+"""Every place where UserKV enters vLLM, and all that depends on vLLM's version. Written against vLLM 0.32.0.
+
+vLLM has no extension point for the prefix-cache coordinator, so the names below are replaced, once per process, and
+only if ``KV_MANAGER_FOR_GR`` is on. Each replacement calls the original.
+
+| vLLM name | why |
+|---|---|
+| ``core.sched.scheduler.KVCacheManager`` | the look-up has to see the request, not only its hashes |
+| ``core.kv_cache_manager.get_kv_cache_coordinator`` | the coordinator with the user block table |
+| ``SchedulerConfig.get_scheduler_cls`` | single flight, figures for ``/metrics`` |
+| ``engine.core.get_request_block_hasher`` | user requests are read in the input thread and never hashed |
+| ``InputProcessor.process_inputs`` | bad user parameters are refused before any compute |
+| ``AsyncLLM.generate`` / ``encode`` | the same before a streamed HTTP response has begun with 200 |
+| ``StatLoggerManager.__init__`` / ``record`` | figures arrive in the API server |
+| ``EngineArgs.create_engine_config`` | unsupported engines are refused in the user's own process |
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import vllm.envs
+import vllm.v1.core.kv_cache_manager as kv_cache_manager
+import vllm.v1.core.sched.scheduler as scheduler_module
+import vllm.v1.engine.core as engine_core
+from vllm.config import SchedulerConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.metrics.loggers import StatLoggerManager
+
+from userkv.core.settings import VLLM_STYLE_NAMES, CacheSettings
+from userkv.engine import metrics, support
+from userkv.engine.coordinator import KVCacheCoordinatorForGR
+from userkv.engine.manager import KVCacheManagerForGR
+from userkv.engine.request_adapter import parse_user_request, skip_hashing_user_requests, user_params
+from userkv.engine.scheduler import with_users
+
+
+def install() -> None:
+    """Put the user cache into this process's vLLM. Must be called once."""
+    # vLLM warns about variables with its prefix that it does not know. The value is None on purpose: it would become
+    # part of torch.compile's cache key, and our limits do not change any kernel.
+    for name in VLLM_STYLE_NAMES:
+        vllm.envs.environment_variables.setdefault(name, lambda: None)
+    for owner, name, value in replacements():
+        setattr(owner, name, value)
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """What :func:`install` sets: owner, attribute, new value. (Tests set the same and undo it.)"""
+    yield scheduler_module, "KVCacheManager", KVCacheManagerForGR
+    yield kv_cache_manager, "get_kv_cache_coordinator", _make_coordinator
+    yield engine_core, "get_request_block_hasher", _without_users(engine_core.get_request_block_hasher)
+    for owner, name, around in (
+        (SchedulerConfig, "get_scheduler_cls", _scheduler_with_users),
+        (InputProcessor, "process_inputs", _validated_inputs),
+        (AsyncLLM, "generate", _validated_early),
+        (AsyncLLM, "encode", _validated_early),
+        (StatLoggerManager, "__init__", _named),
+        (StatLoggerManager, "record", _recorded),
+        (EngineArgs, "create_engine_config", _checked_config),
+    ):
+        yield owner, name, _around(getattr(owner, name), around)
+
+
+def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(original, self, *args, **kwargs)
+
+    return replacement
+
+
+def _make_coordinator(
+    kv_cache_config: Any,
+    max_model_len: int,
+    max_in_flight_tokens: int,
+    use_eagle: bool,
+    enable_caching: bool,
+    enable_kv_cache_events: bool,
+    dcp_world_size: int,
+    pcp_world_size: int,
+    **kwargs: Any,
+) -> KVCacheCoordinatorForGR:
+    support.check_kv_cache(
+        kv_cache_config,
+        enable_caching=enable_caching,
+        use_eagle=use_eagle,
+        context_parallel=max(dcp_world_size, pcp_world_size),
+    )
+    # Meant for several KV groups, of which there is one here.
+    kwargs.pop("allow_partial_hash_hits", None)
+    coordinator = KVCacheCoordinatorForGR(
+        kv_cache_config,
+        max_model_len,
+        max_in_flight_tokens,
+        use_eagle,
+        enable_caching,
+        enable_kv_cache_events,
+        dcp_world_size,
+        pcp_world_size,
+        settings=CacheSettings.from_env(),
+        **kwargs,
+    )
+    support.check_manager(coordinator.single_type_managers[0])
+    return coordinator
+
+
+def _without_users(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_request_block_hasher(*args: Any, **kwargs: Any) -> Any:
+        return skip_hashing_user_requests(original(*args, **kwargs))
+
+    return get_request_block_hasher
+
+
+def _scheduler_with_users(original: Callable[..., type], config: SchedulerConfig) -> type:
+    return with_users(original(config))
+
+
+def _validated_inputs(original: Callable[..., Any], processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
+    request = original(processor, *args, **kwargs)
+    parse_user_request(
+        user_params(request.sampling_params, request.pooling_params),
+        request.prompt_token_ids,
+        has_embeddings=request.prompt_embeds is not None,
+        has_media=bool(request.mm_features),
+        resumable=request.resumable,
+    )
+    return request
+
+
+def _validated_early(original: Callable[..., Any], engine: AsyncLLM, *args: Any, **kwargs: Any) -> Any:
+    call = inspect.signature(original).bind(engine, *args, **kwargs).arguments
+    prompt = call["prompt"]
+    # A prompt that is not tokenised yet is checked in process_inputs.
+    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    if token_ids is not None:
+        parse_user_request(
+            user_params(call.get("sampling_params"), call.get("pooling_params")),
+            token_ids,
+            has_embeddings=prompt.get("prompt_embeds") is not None,
+            has_media=prompt.get("type") == "multimodal",
+            resumable=False,
+        )
+    return original(engine, *args, **kwargs)
+
+
+def _recorded(original: Callable[..., None], manager: StatLoggerManager, *args: Any, **kwargs: Any) -> None:
+    call = inspect.signature(original).bind(manager, *args, **kwargs).arguments
+    snapshot = metrics.detach_snapshot(call["scheduler_stats"])
+    if snapshot is not None:
+        metrics.observe(snapshot, manager.userkv_model_name, call.get("engine_idx") or 0)
+    original(manager, *args, **kwargs)
+
+
+def _named(original: Callable[..., None], manager: StatLoggerManager, *args: Any, **kwargs: Any) -> None:
+    call = inspect.signature(original).bind(manager, *args, **kwargs).arguments
+    # vLLM labels its own metrics with this name; its manager does not keep it.
+    manager.userkv_model_name = call["vllm_config"].model_config.served_model_name
+    original(manager, *args, **kwargs)
+
+
+def _checked_config(original: Callable[..., Any], engine_args: EngineArgs, *args: Any, **kwargs: Any) -> Any:
+    config = original(engine_args, *args, **kwargs)
+    support.check_config(config)
+    return config

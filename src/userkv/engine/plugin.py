@@ -1,0 +1,22 @@
+"""The entry point of group ``vllm.general_plugins``: vLLM calls it in each of its processes."""
+
+from userkv.core.settings import CacheSettings
+
+_installed = False
+
+
+def register() -> None:
+    """Install the user cache if ``KV_MANAGER_FOR_GR`` is on; otherwise leave vLLM alone.
+
+    Raises:
+        InvalidSettingError: an environment variable of ours has a value that cannot be used.
+
+    """
+    global _installed
+    if _installed or not CacheSettings.from_env().enabled:
+        return
+    # Imported here, so that a vLLM without the cache does not pay for it.
+    from userkv.engine import patches
+
+    patches.install()
+    _installed = True

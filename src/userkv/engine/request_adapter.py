@@ -1,0 +1,100 @@
+"""From vLLM's request to the user look-up, made once per request.
+
+The work that grows with the history (copying its tokens into an array) is done where vLLM would hash the prompt's
+blocks: in the engine's input thread, before the scheduler sees the request.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.request import Request
+
+from userkv.core.errors import InvalidUserRequestError
+from userkv.core.request import UserKey, UserRequest, foreign_params
+from userkv.core.tokens import as_tokens
+from userkv.core.user_cache import UserLookup
+
+BlockHasher = Callable[[Request], list[BlockHash]]
+_ATTRIBUTE = "_userkv_lookup"
+
+
+def parse_user_request(
+    params: Mapping[str, Any] | None,
+    prompt_token_ids: list[int] | None,
+    *,
+    has_embeddings: bool,
+    has_media: bool,
+    resumable: bool,
+) -> UserRequest | None:
+    """The user part of a request, refused where KV would depend on more than the prompt's token ids.
+
+    Raises:
+        InvalidUserRequestError: the user part is wrong or cannot be combined with the rest of the request.
+
+    """
+    request = UserRequest.parse(params, len(prompt_token_ids or ()))
+    if request is None:
+        return None
+    if has_embeddings or prompt_token_ids is None:
+        raise InvalidUserRequestError("user_id needs a prompt of token ids; send prompt embeddings without user_id")
+    if has_media:
+        raise InvalidUserRequestError("user_id needs a prompt of token ids; send images and audio without user_id")
+    if resumable:
+        raise InvalidUserRequestError("user_id cannot be used in a streaming-input session; send ordinary requests")
+    return request
+
+
+def user_params(sampling_params: Any, pooling_params: Any) -> Mapping[str, Any] | None:
+    """Where ``kv_transfer_params`` are in vLLM's parameters of a completion or pooling request."""
+    if sampling_params is not None:
+        return (sampling_params.extra_args or {}).get("kv_transfer_params")
+    if pooling_params is not None:
+        return (pooling_params.extra_kwargs or {}).get("kv_transfer_params")
+    return None
+
+
+def lookup_of(request: Request) -> UserLookup | None:
+    """The request's user look-up, or ``None`` if it is an ordinary request.
+
+    Raises:
+        InvalidUserRequestError: only on the first call, for a request that no front end has validated.
+
+    """
+    attributes = request.__dict__
+    if _ATTRIBUTE not in attributes:
+        attributes[_ATTRIBUTE] = _make_lookup(request)
+    lookup: UserLookup | None = attributes[_ATTRIBUTE]
+    return lookup
+
+
+def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
+    """A block hasher that gives user requests no hashes.
+
+    So neither their candidates nor their histories enter vLLM's prefix cache or any connector that goes by hashes.
+    """
+
+    def hash_blocks(request: Request) -> list[BlockHash]:
+        return hasher(request) if lookup_of(request) is None else []
+
+    return hash_blocks
+
+
+def _make_lookup(request: Request) -> UserLookup | None:
+    params = user_params(request.sampling_params, request.pooling_params)
+    if params is None:
+        return None
+    user = parse_user_request(
+        params,
+        request.prompt_token_ids,
+        has_embeddings=request.prompt_embeds is not None,
+        has_media=bool(request.mm_features),
+        resumable=getattr(request, "resumable", False),
+    )
+    if user is None or request.prompt_token_ids is None:
+        return None
+    # Connectors see only what is theirs; without a connector vLLM warns about parameters that nobody would read.
+    request.kv_transfer_params = foreign_params(params)
+    lora = request.lora_request.lora_name if request.lora_request is not None else ""
+    key = UserKey(user.user_id, lora, request.cache_salt or "")
+    return UserLookup(key, user, as_tokens(request.prompt_token_ids[: user.history_len]))

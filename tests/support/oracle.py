@@ -1,0 +1,243 @@
+"""A worker that knows what every KV slot must hold.
+
+It runs vLLM's real scheduler, KV manager and block pool, with UserKV in them, but no model: "computing" a token writes
+into its KV slot which prefix it was computed from and for whom. At each step it checks that every slot a request reads
+holds the KV of exactly that request's tokens, and that a user's request reads only what was written for that user.
+Any wrong block, stale tail, missing copy or premature look-up shows at once, thousands of steps per second.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import core as engine_core
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from userkv.core.request import UserKey
+from userkv.engine.request_adapter import lookup_of
+from userkv.serving.demo_model import ensure_demo_model
+
+BLOCK_SIZE = 4
+MAX_MODEL_LEN = 64
+
+
+@cache
+def _config(async_scheduling: bool) -> VllmConfig:
+    config = EngineArgs(
+        model=str(ensure_demo_model()),
+        dtype="float32",
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=24,
+        max_num_seqs=6,
+        enable_prefix_caching=True,
+        async_scheduling=async_scheduling,
+    ).create_engine_config()
+    config.cache_config.block_size = BLOCK_SIZE
+    return config
+
+
+def next_token(prefix: tuple[int, ...]) -> int:
+    """The token that this world's model says after a prefix."""
+    return sum((i + 1) * token for i, token in enumerate(prefix[-5:])) % 5
+
+
+def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
+    """What a request must answer, whatever the caches do."""
+    tokens = list(prompt)
+    for _ in range(max_tokens):
+        tokens.append(next_token(tuple(tokens)))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class _WorkerRequest:
+    tokens: list[int]
+    blocks: list[int]
+    owner: UserKey | None
+    weights: int
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """What a KV slot holds: for whom it was written, from which prefix, by which weights."""
+
+    owner: UserKey | None
+    prefix: tuple[int, ...]
+    weights: int
+
+
+@dataclass
+class OracleEngine:
+    """vLLM's scheduler with the oracle as its worker. Make it while UserKV's patches are in force."""
+
+    num_blocks: int
+    async_scheduling: bool
+    requests: dict[str, Request] = field(default_factory=dict)
+    outputs: dict[str, list[int]] = field(default_factory=dict)
+    cached: dict[str, int] = field(default_factory=dict)
+    resumed: int = 0
+
+    def __post_init__(self) -> None:
+        config = _config(self.async_scheduling)
+        config.cache_config.num_gpu_blocks = self.num_blocks
+        spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+        self.scheduler: Any = config.scheduler_config.get_scheduler_cls()(
+            vllm_config=config,
+            kv_cache_config=KVCacheConfig(self.num_blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK_SIZE,
+            log_stats=True,
+        )
+        kv_cache_utils.init_none_hash(sha256)
+        self._hasher = engine_core.get_request_block_hasher(BLOCK_SIZE, sha256)
+        self._slots: dict[tuple[int, int], _Slot] = {}
+        self._weights = 0
+        self._worker: dict[str, _WorkerRequest] = {}
+        self._in_flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
+        self._count = 0
+
+    @property
+    def users(self) -> Any:
+        return self.scheduler.kv_cache_manager.users
+
+    def add(self, prompt: list[int], max_tokens: int = 1, user: dict[str, Any] | None = None) -> str:
+        """Submit a request; ``user`` is its ``kv_transfer_params``."""
+        self._count += 1
+        request_id = f"r{self._count}"
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, extra_args={"kv_transfer_params": user} if user else None
+        )
+        request = Request(request_id, list(prompt), params, None, block_hasher=self._hasher)
+        self.requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+        self.requests.pop(request_id, None)
+
+    def reset(self, running_too: bool) -> bool:
+        """New weights: no user request that starts after this may read older KV."""
+        self._weights += 1
+        done: bool = self.scheduler.reset_prefix_cache(reset_running_requests=running_too)
+        return done
+
+    def unfinished(self) -> list[str]:
+        return list(self.requests)
+
+    def step(self) -> None:
+        """Schedule and compute a step; with async scheduling, its result is taken only after the next is scheduled."""
+        output = self.scheduler.schedule()
+        self._in_flight.append((output, self._compute(output)))
+        lag = 1 if self.async_scheduling and output.total_num_scheduled_tokens else 0
+        while len(self._in_flight) > lag:
+            self._take_result()
+        self.check()
+
+    def drain(self, max_steps: int = 400) -> None:
+        """Run until nothing is left to do. Fails if that takes forever."""
+        for _ in range(max_steps):
+            if not self.requests:
+                break
+            self.step()
+        assert not self.requests, f"no progress: {self.requests.keys()} never finish"
+        while self._in_flight:
+            self._take_result()
+        self.check()
+
+    def check(self) -> None:
+        """Every block is free or referenced exactly as often as its owners say; all other invariants hold too."""
+        self.users.check_integrity()
+        manager = self.scheduler.kv_cache_manager
+        pool = manager.block_pool
+        owners: Counter[int] = Counter()
+        for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values():
+            owners.update(block.block_id for block in blocks)
+        for entry in self.users.table.user_to_blocks.values():
+            owners.update(block.block_id for block in entry.blocks)
+            assert all(block.block_hash is None for block in entry.blocks)
+        for block in pool.blocks[1:]:
+            assert block.ref_cnt == owners[block.block_id], f"{block} has {owners[block.block_id]} owners"
+        free = sum(block.ref_cnt == 0 for block in pool.blocks[1:])
+        assert pool.get_num_free_blocks() == free
+        assert 0.0 <= manager.usage <= 1.0
+
+    def _take_result(self) -> None:
+        output, result = self._in_flight.pop(0)
+        for outputs in self.scheduler.update_from_output(output, result).values():
+            for one in outputs.outputs:
+                if one.request_id in self.outputs:
+                    self.outputs[one.request_id] += one.new_token_ids
+                if one.finish_reason is not None:
+                    self.requests.pop(one.request_id, None)
+
+    def _compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        for request_id in output.finished_req_ids:
+            self._worker.pop(request_id, None)
+        for copy in output.kv_cache_block_copies or ():
+            for slot in range(BLOCK_SIZE):
+                if (copy.src_block_id, slot) in self._slots:
+                    self._slots[copy.dst_block_id, slot] = self._slots[copy.src_block_id, slot]
+        started = self._admit(output)
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            request, start = self._worker[request_id], started[request_id]
+            for position in range(start, start + scheduled):
+                prefix = tuple(request.tokens[: position + 1])
+                self._slots[self._slot(request, position)] = _Slot(request.owner, prefix, self._weights)
+        # A forward pass writes the KV of all its tokens before it reads any, so a request may read what another one
+        # of the same step writes (vLLM's own prefix cache relies on it).
+        sampled = []
+        for request_id, scheduled in output.num_scheduled_tokens.items():
+            request, end = self._worker[request_id], started[request_id] + scheduled
+            for position in range(end):
+                slot = self._slots[self._slot(request, position)]
+                assert slot.prefix == tuple(request.tokens[: position + 1]), f"{request_id} reads KV of other tokens"
+                assert slot.owner == request.owner, f"{request_id} reads KV of {slot.owner}"
+                assert slot.weights >= request.weights or slot.owner is None, f"{request_id} reads KV of old weights"
+            if end == len(request.tokens):
+                request.tokens.append(next_token(tuple(request.tokens)))
+                sampled.append([request.tokens[-1]])
+            else:
+                sampled.append([])
+        ids = list(output.num_scheduled_tokens)
+        return ModelRunnerOutput(ids, {request_id: i for i, request_id in enumerate(ids)}, sampled)
+
+    def _admit(self, output: SchedulerOutput) -> dict[str, int]:
+        """Take over the step's block tables; returns where each request's computation starts."""
+        started = {}
+        for new in output.scheduled_new_reqs:
+            lookup = lookup_of(self.scheduler.requests[new.req_id])
+            owner = lookup.key if lookup else None
+            tokens, blocks = list(new.prompt_token_ids), list(new.block_ids[0])
+            self._worker[new.req_id] = _WorkerRequest(tokens, blocks, owner, self._weights)
+            started[new.req_id] = new.num_computed_tokens
+            self.cached[new.req_id] = new.num_computed_tokens
+        known = output.scheduled_cached_reqs
+        for i, request_id in enumerate(known.req_ids):
+            request = self._worker[request_id]
+            if request_id in known.all_token_ids:
+                request.tokens = list(known.all_token_ids[request_id])
+            blocks = list((known.new_block_ids[i] or ([],))[0])
+            if request_id in known.resumed_req_ids:
+                request.blocks, request.weights = blocks, self._weights
+                self.resumed += 1
+            else:
+                request.blocks += blocks
+            started[request_id] = known.num_computed_tokens[i]
+        return started
+
+    @staticmethod
+    def _slot(request: _WorkerRequest, position: int) -> tuple[int, int]:
+        return request.blocks[position // BLOCK_SIZE], position % BLOCK_SIZE

@@ -1,0 +1,151 @@
+"""The user block table against a simple model: a dictionary of token lists."""
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.support.fake_pool import FakePool
+from userkv.core.block_table import UserBlockTable, longest_hit
+from userkv.core.errors import IntegrityError
+from userkv.core.lru import UserKVLRUManager
+from userkv.core.tokens import as_tokens
+
+BLOCK = 4
+NUM_BLOCKS = 60
+users = st.sampled_from("abcdef")
+
+
+class TableAgainstModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = FakePool(NUM_BLOCKS)
+        self.table: UserBlockTable[str] = UserBlockTable(BLOCK, self.pool, UserKVLRUManager())
+        self.model: dict[str, list[int]] = {}
+        self.order: list[str] = []
+        self.running: list[str] = []
+
+    @rule(user=users)
+    def acquire(self, user: str) -> None:
+        self.table.acquire(user)
+        self.running.append(user)
+        self.order = [other for other in self.order if other != user]
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 30))
+    def release(self, which: int) -> None:
+        user = self.running.pop(which % len(self.running))
+        self.table.release(user)
+        if user not in self.running and user in self.model:
+            self.order.append(user)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 30), keep=st.integers(0, 20), more=st.lists(st.integers(0, 3), min_size=1, max_size=12))
+    def put(self, which: int, keep: int, more: list[int]) -> None:
+        """A request that hit ``keep`` tokens and computed ``more``: whole blocks are shared, the tail is a copy."""
+        user = self.running[which % len(self.running)]
+        entry = self.table.get(user)
+        tokens = self.model.get(user, [])[:keep]
+        shared = list(entry.blocks[: len(tokens) // BLOCK]) if entry else []
+        tokens = tokens + more
+        if self.pool.num_free < -(-len(tokens) // BLOCK):
+            return
+        self.pool.touch(shared)
+        blocks = shared + self.pool.take(-(-len(tokens) // BLOCK) - len(shared))
+        self.table.put(user, as_tokens(tokens), blocks)
+        self.pool.free_blocks(blocks)
+        self.model[user] = tokens
+
+    @rule(user=users, length=st.integers(0, 30))
+    def shorten(self, user: str, length: int) -> None:
+        if user in self.running:
+            self.table.shorten(user, length)
+            if user in self.model:
+                self.model[user] = self.model[user][:length]
+                if not self.model[user]:
+                    del self.model[user]
+
+    @rule()
+    def evict(self) -> None:
+        blocks = self.table.evict_one()
+        assert bool(blocks) == bool(self.order)
+        if self.order:
+            victim = self.order.pop(0)
+            assert blocks == -(-len(self.model.pop(victim)) // BLOCK)
+
+    @rule(user=users)
+    def drop(self, user: str) -> None:
+        self.table.drop(user)
+        self.model.pop(user, None)
+        self.order = [other for other in self.order if other != user]
+
+    @rule()
+    def clear(self) -> None:
+        self.table.clear()
+        self.model.clear()
+        self.order.clear()
+
+    @rule(user=users, tokens=st.lists(st.integers(0, 3), max_size=20))
+    def look_up(self, user: str, tokens: list[int]) -> None:
+        held = self.model.get(user, [])
+        expected = next(
+            (i for i, (x, y) in enumerate(zip(held, tokens, strict=False)) if x != y), min(len(held), len(tokens))
+        )
+        assert longest_hit(self.table.get(user), as_tokens(tokens)) == expected
+
+    @invariant()
+    def equals_the_model(self) -> None:
+        self.table.check_integrity()
+        assert {user: entry.tokens.tolist() for user, entry in self.table.user_to_blocks.items()} == self.model
+        held = sum(-(-len(tokens) // BLOCK) for tokens in self.model.values())
+        assert self.table.num_blocks == held == NUM_BLOCKS - self.pool.num_free
+        assert max(self.pool.references) <= 1
+
+
+TestTableAgainstModel = TableAgainstModel.TestCase
+
+
+@pytest.fixture
+def table() -> UserBlockTable[str]:
+    return UserBlockTable(BLOCK, FakePool(9), UserKVLRUManager())
+
+
+def test_only_busy_users_get_blocks(table: UserBlockTable[str]) -> None:
+    with pytest.raises(ValueError, match="no running request"):
+        table.put("a", as_tokens([1]), [0])
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [([], []), ([1], []), ([1], [0, 1]), ([1, 2, 3, 4, 5], [0])])
+def test_tokens_must_fill_their_blocks(table: UserBlockTable[str], tokens: list[int], blocks: list[int]) -> None:
+    table.acquire("a")
+    with pytest.raises(ValueError, match="do not fill"):
+        table.put("a", as_tokens(tokens), blocks)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
+def test_last_page_index(table: UserBlockTable[str], length: int) -> None:
+    table.acquire("a")
+    table.put("a", as_tokens([0] * length), list(range(-(-length // BLOCK))))
+    entry = table.get("a")
+    assert entry is not None
+    assert entry.last_page_index(BLOCK) == length - (len(entry.blocks) - 1) * BLOCK
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda table: table.user_to_blocks.pop("a"),
+        lambda table: table.user_to_blocks.update(b=table.user_to_blocks["a"]),
+        lambda table: setattr(table, "num_blocks", 7),
+        lambda table: setattr(table, "num_evictable_blocks", 7),
+        lambda table: table._policy.discard("a"),
+        lambda table: table._policy.add("z"),
+    ],
+)
+def test_check_integrity_finds_damage(table: UserBlockTable[str], damage: object) -> None:
+    table.acquire("a")
+    table.put("a", as_tokens([1, 2, 3, 4, 5]), [0, 1])
+    table.release("a")
+    table.check_integrity()
+    damage(table)  # type: ignore[operator]
+    with pytest.raises(IntegrityError):
+        table.check_integrity()

@@ -1,0 +1,274 @@
+"""vLLM's real scheduler and block pool with UserKV inside, against a worker that knows what every KV slot must hold."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+EXAMPLES = int(os.environ.get("USERKV_FUZZ_EXAMPLES", "150"))
+USERS = "abc"
+tokens = st.integers(0, 4)
+
+
+class GRTraffic(RuleBasedStateMachine):
+    """Users whose histories grow, shrink, change and slide, beside ordinary requests, in a cache that is too small."""
+
+    async_scheduling = False
+
+    @initialize(num_blocks=st.integers(17, 40))
+    def start(self, num_blocks: int) -> None:
+        from tests.support.oracle import OracleEngine
+
+        self.engine = OracleEngine(num_blocks, self.async_scheduling)
+        self.histories = {user: [i % 5 for i in range(length)] for user, length in zip(USERS, (30, 13, 8), strict=True)}
+        self.prompts: dict[str, tuple[list[int], int]] = {}
+
+    def submit(self, prompt: list[int], max_tokens: int, user: dict[str, Any] | None = None) -> None:
+        request_id = self.engine.add(prompt, max_tokens, user)
+        self.prompts[request_id] = (prompt, max_tokens)
+
+    @rule(
+        user=st.sampled_from(USERS),
+        change=st.sampled_from(["same", "same", "grow", "grow", "grow", "shrink", "edit", "slide", "new"]),
+        where=st.integers(0, 50),
+        more=st.lists(tokens, min_size=1, max_size=40),
+        candidates=st.lists(tokens, max_size=12),
+        max_tokens=st.integers(1, 4),
+        switches=st.sampled_from([{}, {}, {}, {"read": False}, {"write": False}]),
+        copies=st.sampled_from([1, 1, 1, 3]),
+    )
+    def user_request(
+        self,
+        user: str,
+        change: str,
+        where: int,
+        more: list[int],
+        candidates: list[int],
+        max_tokens: int,
+        switches: dict[str, bool],
+        copies: int,
+    ) -> None:
+        history = list(self.histories[user])
+        where = min(where, max(len(history) - 1, 0))
+        if change == "grow":
+            history += more[:6]
+        elif change == "shrink":
+            history = history[:where]
+        elif change == "edit" and history:
+            history[where] = more[0]
+        elif change == "slide":
+            history = history[where:]
+        elif change == "new" or not history:
+            history = more
+        history = history[:48]
+        self.histories[user] = history
+        prompt = history + candidates or more
+        for _ in range(copies):
+            self.submit(prompt, max_tokens, {"user_id": user, "history_len": len(history), **switches})
+
+    @rule(prompt=st.lists(tokens, min_size=1, max_size=6), times=st.integers(1, 8), max_tokens=st.integers(1, 8))
+    def ordinary_request(self, prompt: list[int], times: int, max_tokens: int) -> None:
+        self.submit(prompt * times, max_tokens)
+
+    @rule(steps=st.integers(1, 6))
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+    @rule(
+        event=st.sampled_from(["abort"] * 5 + ["drain"] * 2 + ["new weights", "new weights, all preempted"]),
+        which=tokens,
+    )
+    def interrupt(self, event: str, which: int) -> None:
+        unfinished = self.engine.unfinished()
+        if event == "drain":
+            self.engine.drain()
+        elif event.startswith("new weights"):
+            self.engine.reset(running_too="preempted" in event)
+        elif unfinished:
+            request_id = unfinished[which % len(unfinished)]
+            self.engine.abort(request_id)
+            del self.prompts[request_id]
+
+    @invariant()
+    def sound(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.check()
+
+    def teardown(self) -> None:
+        from tests.support.oracle import expected_output
+
+        if not hasattr(self, "engine"):
+            return
+        self.engine.drain()
+        for request_id, (prompt, max_tokens) in self.prompts.items():
+            assert self.engine.outputs[request_id] == expected_output(prompt, max_tokens)
+        # With nothing running, a reset leaves no block held: nothing leaks.
+        assert self.engine.reset(running_too=False)
+        self.engine.check()
+
+
+class AsyncGRTraffic(GRTraffic):
+    async_scheduling = True
+
+
+@pytest.mark.parametrize("machine", [GRTraffic, AsyncGRTraffic], ids=["sync", "async"])
+@pytest.mark.parametrize("single_flight_ms", [0, 5000])
+def test_no_request_ever_reads_wrong_kv(
+    machine: type[GRTraffic], single_flight_ms: int, patched_vllm: pytest.MonkeyPatch
+) -> None:
+    patched_vllm.setenv("USERKV_SINGLE_FLIGHT_MAX_WAIT_MS", str(single_flight_ms))
+    patched_vllm.setenv("VLLM_USER_KV_LRU_MAX_USERS", "2")
+    patched_vllm.setenv("VLLM_USER_KV_LRU_MIN_FREE_BLOCKS", "3")
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+@pytest.fixture
+def engine(patched_vllm: pytest.MonkeyPatch) -> Any:
+    """A cache of 16 blocks of 4 tokens: just enough for the longest request."""
+    from tests.support.oracle import OracleEngine
+
+    return OracleEngine(17, async_scheduling=False)
+
+
+def ask(engine: Any, history: list[int], candidates: list[int], user: str = "a", max_tokens: int = 1) -> int:
+    """Run one request to its end; how many tokens it had from the cache."""
+    from tests.support.oracle import expected_output
+
+    request_id = engine.add(history + candidates, max_tokens, {"user_id": user, "history_len": len(history)})
+    engine.drain()
+    assert engine.outputs[request_id] == expected_output(history + candidates, max_tokens)
+    cached: int = engine.cached[request_id]
+    return cached
+
+
+HISTORY = [1, 2, 3, 4, 0, 2, 1, 3, 3, 1]
+
+
+def test_hits_are_exact_to_the_token(engine: Any) -> None:
+    assert ask(engine, HISTORY, [1, 1]) == 0
+    assert ask(engine, HISTORY, [2, 2]) == 10
+    assert ask(engine, [*HISTORY, 4], [2]) == 10
+    assert ask(engine, [*HISTORY, 4], [0]) == 11
+    assert ask(engine, HISTORY[:7], [2]) == 7
+    assert ask(engine, [*HISTORY[:6], 0, *HISTORY[7:]], [2]) == 6
+
+
+def test_without_candidates_the_last_token_is_computed(engine: Any) -> None:
+    assert ask(engine, HISTORY, []) == 0
+    assert ask(engine, HISTORY, []) == 9
+
+
+def test_candidates_and_output_never_enter_the_cache(engine: Any) -> None:
+    ask(engine, HISTORY, [1, 2, 3, 4], max_tokens=5)
+    assert ask(engine, [*HISTORY, 1, 2, 3, 4], [0]) == 10
+    assert len(engine.users.table.get(("a", "", "")).blocks) == 4
+
+
+def test_one_user_never_reads_another(engine: Any) -> None:
+    ask(engine, HISTORY, [1], user="a")
+    assert ask(engine, HISTORY, [1], user="b") == 0
+    ordinary = engine.add([*HISTORY, 1])
+    engine.drain()
+    assert engine.cached[ordinary] == 0
+
+
+def test_users_do_not_read_what_ordinary_requests_left(engine: Any) -> None:
+    engine.add([*HISTORY, 1])
+    engine.drain()
+    again = engine.add([*HISTORY, 1])
+    engine.drain()
+    assert engine.cached[again] == 8
+    assert ask(engine, HISTORY, [1]) == 0
+
+
+def test_kv_of_old_weights_is_not_kept_by_a_request_that_runs_through_a_reset(engine: Any) -> None:
+    long_history = [i % 5 for i in range(40)]
+    request_id = engine.add([*long_history, 1], 1, {"user_id": "a", "history_len": 40})
+    engine.step()
+    assert request_id in engine.unfinished()
+    engine.reset(running_too=False)
+    engine.drain()
+    assert ask(engine, long_history, [1]) == 0
+    assert ask(engine, long_history, [2]) == 40
+
+
+def test_a_request_that_fills_the_cache_is_served_from_it(engine: Any) -> None:
+    """The private copy of a partly valid block would be one block too many: the hit ends at the block before."""
+    history = [i % 5 for i in range(50)]
+    ask(engine, history, [])
+    assert ask(engine, history, [1] * 12) == 48
+
+
+def test_an_outdated_history_that_fills_the_cache_gives_way(engine: Any) -> None:
+    ask(engine, [i % 5 for i in range(56)], [])
+    changed = [0, 1, 2, 3, 4, *[2] * 45]
+    assert ask(engine, changed, [1] * 10) == 5
+    assert ask(engine, changed, [2] * 4) == 50
+
+
+def test_an_aborted_request_leaves_what_it_computed_of_the_history(engine: Any) -> None:
+    history = [i % 5 for i in range(40)]
+    request_id = engine.add([*history, 1, 2], 1, {"user_id": "a", "history_len": 40})
+    engine.step()
+    engine.abort(request_id)
+    assert ask(engine, history, [1]) == 24
+
+
+def test_running_users_are_not_evicted_and_idle_ones_go_in_lru_order(engine: Any) -> None:
+    for user in "abc":
+        ask(engine, [ord(user) % 5, *HISTORY], [1], user=user)
+    ask(engine, [ord("a") % 5, *HISTORY], [2], user="a")
+    ask(engine, [4] * 32, [1], user="d")
+    held = {key.user_id for key in engine.users.table.user_to_blocks}
+    assert held == {"a", "c", "d"}
+
+
+def test_single_flight_computes_a_cold_history_once(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    engine = OracleEngine(40, async_scheduling=True)
+    history = [i % 5 for i in range(40)]
+    first, *others = (engine.add([*history, c], 1, {"user_id": "a", "history_len": 40}) for c in (1, 2, 3))
+    engine.drain()
+    assert engine.cached[first] == 0
+    assert [engine.cached[other] for other in others] == [40, 40]
+
+
+def test_single_flight_gives_up_when_it_takes_too_long(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    patched_vllm.setenv("USERKV_SINGLE_FLIGHT_MAX_WAIT_MS", "0")
+    engine = OracleEngine(40, async_scheduling=True)
+    history = [i % 5 for i in range(40)]
+    both = [engine.add([*history, c], 1, {"user_id": "a", "history_len": 40}) for c in (1, 2)]
+    engine.drain()
+    assert [engine.cached[one] for one in both] == [0, 0]
+
+
+def test_history_is_visible_only_after_the_step_that_computed_it(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    patched_vllm.setenv("USERKV_SINGLE_FLIGHT_MAX_WAIT_MS", "0")
+    engine = OracleEngine(40, async_scheduling=True)
+    engine.add([*HISTORY, 1], 4, {"user_id": "a", "history_len": 10})
+    engine.step()
+    # The first step is scheduled and its result is not in yet.
+    assert len(engine.users.table) == 0
+    early = engine.add([*HISTORY, 2], 1, {"user_id": "a", "history_len": 10})
+    engine.step()
+    assert engine.cached[early] == 0
+    engine.step()
+    assert len(engine.users.table) == 1
+    engine.drain()

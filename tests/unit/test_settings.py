@@ -1,0 +1,47 @@
+import pytest
+
+from userkv.core.errors import InvalidSettingError
+from userkv.core.settings import CacheSettings
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    settings = CacheSettings.from_env({})
+    assert settings == CacheSettings(
+        enabled=False, lru=True, max_users=100, min_free_blocks=0, single_flight_seconds=5.0
+    )
+
+
+def test_every_variable_is_read() -> None:
+    env = {
+        "KV_MANAGER_FOR_GR": "1",
+        "VLLM_ENABLE_USER_KV_LRU": "off",
+        "VLLM_USER_KV_LRU_MAX_USERS": "0",
+        "VLLM_USER_KV_LRU_MIN_FREE_BLOCKS": "7",
+        "USERKV_SINGLE_FLIGHT_MAX_WAIT_MS": "250",
+    }
+    assert CacheSettings.from_env(env) == CacheSettings(True, False, 0, 7, 0.25)
+
+
+@pytest.mark.parametrize("text", ["1", "true", "ON", " yes "])
+def test_switch_on(text: str) -> None:
+    assert CacheSettings.from_env({"KV_MANAGER_FOR_GR": text}).enabled
+
+
+@pytest.mark.parametrize("text", ["", "0", "False", "no", "off"])
+def test_switch_off(text: str) -> None:
+    assert not CacheSettings.from_env({"KV_MANAGER_FOR_GR": text}).enabled
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("KV_MANAGER_FOR_GR", "maybe"),
+        ("VLLM_USER_KV_LRU_MAX_USERS", "-1"),
+        ("VLLM_USER_KV_LRU_MAX_USERS", "many"),
+        ("VLLM_USER_KV_LRU_MIN_FREE_BLOCKS", "1.5"),
+        ("USERKV_SINGLE_FLIGHT_MAX_WAIT_MS", "²"),
+    ],
+)
+def test_bad_values_are_named(name: str, text: str) -> None:
+    with pytest.raises(InvalidSettingError, match=name):
+        CacheSettings.from_env({name: text})
