@@ -37,6 +37,8 @@ from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.request_adapter import parse_user_request, skip_hashing_user_requests, user_params
 from userkv.engine.scheduler import with_users
 
+Call = inspect.BoundArguments
+
 
 def install() -> None:
     """Put the user cache into this process's vLLM. Must be called once."""
@@ -66,9 +68,12 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _around(original: Callable[..., Any], around: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, called by way of ``around(original, call)``, which sees the arguments by name."""
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
-    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(original, self, *args, **kwargs)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return around(original, signature.bind(*args, **kwargs))
 
     return replacement
 
@@ -116,12 +121,12 @@ def _without_users(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_request_block_hasher
 
 
-def _scheduler_with_users(original: Callable[..., type], config: SchedulerConfig) -> type:
-    return with_users(original(config))
+def _scheduler_with_users(original: Callable[..., type], call: Call) -> type:
+    return with_users(original(*call.args))
 
 
-def _validated_inputs(original: Callable[..., Any], processor: InputProcessor, *args: Any, **kwargs: Any) -> Any:
-    request = original(processor, *args, **kwargs)
+def _validated_inputs(original: Callable[..., Any], call: Call) -> Any:
+    request = original(*call.args, **call.kwargs)
     parse_user_request(
         user_params(request.sampling_params, request.pooling_params),
         request.prompt_token_ids,
@@ -132,38 +137,37 @@ def _validated_inputs(original: Callable[..., Any], processor: InputProcessor, *
     return request
 
 
-def _validated_early(original: Callable[..., Any], engine: AsyncLLM, *args: Any, **kwargs: Any) -> Any:
-    call = inspect.signature(original).bind(engine, *args, **kwargs).arguments
-    prompt = call["prompt"]
+def _validated_early(original: Callable[..., Any], call: Call) -> Any:
+    prompt = call.arguments["prompt"]
     # A prompt that is not tokenised yet is checked in process_inputs.
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     if token_ids is not None:
         parse_user_request(
-            user_params(call.get("sampling_params"), call.get("pooling_params")),
+            user_params(call.arguments.get("sampling_params"), call.arguments.get("pooling_params")),
             token_ids,
             has_embeddings=prompt.get("prompt_embeds") is not None,
             has_media=prompt.get("type") == "multimodal",
             resumable=False,
         )
-    return original(engine, *args, **kwargs)
+    return original(*call.args, **call.kwargs)
 
 
-def _recorded(original: Callable[..., None], manager: StatLoggerManager, *args: Any, **kwargs: Any) -> None:
-    call = inspect.signature(original).bind(manager, *args, **kwargs).arguments
-    snapshot = metrics.detach_snapshot(call["scheduler_stats"])
-    if snapshot is not None:
-        metrics.observe(snapshot, manager.userkv_model_name, call.get("engine_idx") or 0)
-    original(manager, *args, **kwargs)
-
-
-def _named(original: Callable[..., None], manager: StatLoggerManager, *args: Any, **kwargs: Any) -> None:
-    call = inspect.signature(original).bind(manager, *args, **kwargs).arguments
+def _named(original: Callable[..., None], call: Call) -> None:
+    original(*call.args, **call.kwargs)
     # vLLM labels its own metrics with this name; its manager does not keep it.
-    manager.userkv_model_name = call["vllm_config"].model_config.served_model_name
-    original(manager, *args, **kwargs)
+    model_name = call.arguments["vllm_config"].model_config.served_model_name
+    call.arguments["self"].userkv_model_name = model_name
 
 
-def _checked_config(original: Callable[..., Any], engine_args: EngineArgs, *args: Any, **kwargs: Any) -> Any:
-    config = original(engine_args, *args, **kwargs)
+def _recorded(original: Callable[..., None], call: Call) -> None:
+    snapshot = metrics.detach_snapshot(call.arguments["scheduler_stats"])
+    if snapshot is not None:
+        manager, engine_index = call.arguments["self"], call.arguments.get("engine_idx") or 0
+        metrics.observe(snapshot, manager.userkv_model_name, engine_index)
+    original(*call.args, **call.kwargs)
+
+
+def _checked_config(original: Callable[..., Any], call: Call) -> Any:
+    config = original(*call.args, **call.kwargs)
     support.check_config(config)
     return config

@@ -1,0 +1,1 @@
+"""Real input: readers of recommendation logs, workloads, a generator and the replay driver."""

@@ -1,0 +1,150 @@
+"""What ``userkv replay`` does with its options."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from userkv.bench import options
+from userkv.bench.events import BadLines
+from userkv.bench.inputs import Input, read_input
+from userkv.bench.replay import Record, Replay, ReplaySettings
+from userkv.bench.report import Report, make_report
+from userkv.bench.table import table
+from userkv.bench.target import Target
+from userkv.bench.workload import WorkRequest
+from userkv.core.errors import InvalidSettingError
+from userkv.core.items import ItemCodec
+
+DEFAULT_DIGITS = 2
+
+
+def replay_command(args: Namespace) -> int:
+    """Runs the command and returns its exit status: 0, or 1 if any request failed.
+
+    Raises InvalidSettingError and InvalidInputFileError for options and files that cannot be used.
+    """
+    settings = ReplaySettings(
+        speed=options.speed("--speed", args.speed),
+        concurrency=options.whole_number("--concurrency", args.concurrency),
+        users=not args.no_users,
+        warmup=options.whole_number("--warmup", args.warmup, 0),
+        progress=sys.stderr.isatty(),
+    )
+    _check_json_path(args.json)
+    phases = options.whole_number("--phases", args.phases)
+    target = _target(args)
+    vocab_size = _vocab_size(args)
+    digits = None if args.digits is None else options.whole_number("--digits", args.digits)
+    source = read_input(args)
+    _tell_skipped(source.bad)
+    codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
+    report = make_report(asyncio.run(_drive(source.requests, codec, target, settings)), phases)
+    used = {
+        "server": args.server,
+        "offline": args.offline,
+        "engine_args": list(args.engine_arg),
+        "users": settings.users,
+        "speed": "max" if settings.speed is None else settings.speed,
+        "concurrency": settings.concurrency,
+        "warmup": settings.warmup,
+        "max_tokens": int(args.max_tokens),
+        "vocab_size": vocab_size,
+        "tokens_per_item": codec.tokens_per_item,
+        "log": source.log_options,
+    }
+    _show(report, args, source, used)
+    return 1 if report.total.failed else 0
+
+
+async def _drive(
+    requests: list[WorkRequest], codec: ItemCodec, target: Target, settings: ReplaySettings
+) -> list[Record]:
+    replay = Replay(requests, codec, target, settings)
+    try:
+        await target.start()
+        return await replay.run()
+    finally:
+        await target.close()
+
+
+def _target(args: Namespace) -> Target:
+    if (args.server is None) == (args.offline is None):
+        raise InvalidSettingError("Say where to send the requests: either --server URL or --offline MODEL_DIR.")
+    max_tokens = options.whole_number("--max-tokens", args.max_tokens)
+    timeout_s = options.number("--timeout", args.timeout)
+    if timeout_s <= 0:
+        raise InvalidSettingError(f"--timeout must be above 0 seconds, not {args.timeout}.")
+    if args.server is not None:
+        from userkv.bench.http_target import HttpTarget
+
+        if args.engine_arg:
+            raise InvalidSettingError(
+                "--engine-arg is for --offline: a server has been started with its arguments already."
+            )
+        return HttpTarget(args.server, model=args.model, max_tokens=max_tokens, timeout_s=timeout_s)
+    from userkv.bench.engine_target import EngineTarget
+
+    if args.model is not None:
+        raise InvalidSettingError("--model is for --server: an offline engine has the model of --offline alone.")
+    model_dir = Path(args.offline)
+    if not model_dir.is_dir():
+        raise InvalidSettingError(f"--offline must be the directory of a model, but {model_dir} is no directory.")
+    engine_args = options.key_values("--engine-arg", args.engine_arg)
+    return EngineTarget(model_dir, engine_args, users=not args.no_users, max_tokens=max_tokens, timeout_s=timeout_s)
+
+
+def _vocab_size(args: Namespace) -> int:
+    """From the option, else from the offline model, else that of the bundled model."""
+    if args.vocab_size is not None:
+        return options.whole_number("--vocab-size", args.vocab_size)
+    if args.offline is not None:
+        config = Path(args.offline) / "config.json"
+        try:
+            size = json.loads(config.read_text(encoding="utf-8"))["vocab_size"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidSettingError(
+                f"{config} does not tell the size of the vocabulary ({type(error).__name__}): give --vocab-size."
+            ) from error
+        return options.whole_number(f"vocab_size in {config}", str(size))
+    from userkv.serving.demo_model import VOCAB_SIZE
+
+    return VOCAB_SIZE
+
+
+def _check_json_path(path: str | None) -> None:
+    """Before the run rather than after it; the write itself can still fail."""
+    if path not in (None, "-") and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise InvalidSettingError(f"--json must be the name of a file in an existing directory, not {path!r}.")
+
+
+def _tell_skipped(bad: BadLines) -> None:
+    if bad.count:
+        first = "; ".join(f"line {line}: {reason}" for line, reason in bad.examples)
+        more = "; ..." if bad.count > len(bad.examples) else ""
+        print(f"userkv: skipped {bad.count} malformed lines of {bad.path} ({first}{more})", file=sys.stderr)
+
+
+def _show(report: Report, args: Namespace, source: Input, used: dict[str, Any]) -> None:
+    if args.json is None:
+        print(table(report))
+        return
+    described: dict[str, Any] = {
+        "file": args.file,
+        "format": source.format,
+        "skipped_lines": source.bad.count,
+        "skipped_examples": [{"line": line, "reason": reason} for line, reason in source.bad.examples],
+    }
+    text = json.dumps(report.as_json(described, used), indent=2)
+    if args.json == "-":
+        print(text)
+        return
+    print(table(report))
+    try:
+        Path(args.json).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InvalidSettingError(f"--json cannot write {args.json}: {error.strerror or error}.") from error

@@ -1,0 +1,13 @@
+"""UserKV in this process's vLLM for the length of a test, whatever other tests did before."""
+
+import pytest
+
+
+def put_users_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the plugin sets, so that it can be undone; engine processes load the plugin itself."""
+    from userkv.engine import patches, plugin
+
+    monkeypatch.setenv("KV_MANAGER_FOR_GR", "1")
+    monkeypatch.setattr(plugin, "_installed", True)
+    for owner, name, value in list(patches.replacements()):
+        monkeypatch.setattr(owner, name, value)

@@ -1,0 +1,37 @@
+"""The layout of docs/design.md, section 3: imports point downwards only, and only engine/ and serving/ know vLLM."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import userkv
+
+ROOT = Path(userkv.__file__).parent
+ABOVE = {
+    "core": {"engine", "serving", "bench", "cli"},
+    "engine": {"serving", "bench", "cli"},
+    "serving": {"bench", "cli"},
+    "bench": {"cli"},
+}
+MODULES = sorted(ROOT.rglob("*.py"))
+
+
+def imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=[str(path.relative_to(ROOT)) for path in MODULES])
+def test_imports_point_downwards(path: Path) -> None:
+    layer = path.relative_to(ROOT).parts[0]
+    for name in imports(path):
+        package, *rest = name.split(".")
+        assert not (package == "userkv" and rest and rest[0] in ABOVE.get(layer, ())), name
+        if layer == "core":
+            assert package not in ("vllm", "torch", "transformers", "aiohttp", "prometheus_client"), name
