@@ -207,7 +207,7 @@ class UserCache:
         self._keep_to_limit()
 
     def make_room(self, missing: int, request_id: str | None = None, lookup: UserLookup | None = None) -> bool:
-        """Evict users until the table let go of ``missing`` blocks, or of as many as it can.
+        """Evict users until the table let go of ``missing`` blocks; nobody, if all of them would not be enough.
 
         The user whose request asks is spared, since his blocks are what the request wants to hit. Only if nothing else
         is left does he lose what the request cannot hit; otherwise a user with a long outdated entry in a small cache
