@@ -63,14 +63,14 @@ LOGS = (
         "movielens-latest-small/ratings.csv",
         cache_tokens=120 * CACHE_BLOCK,
         max_model_len=8192,
-        options=("--every", "10", "--min-history", "20", "--max-requests", "1200"),
+        options=("--every", "10", "--min-history", "20", "--max-requests", "500"),
     ),
     Log(
         "OTTO",
         "otto/train_sample.jsonl",
         cache_tokens=40 * CACHE_BLOCK,
         max_model_len=4096,
-        options=("--every", "1", "--min-history", "5"),
+        options=("--every", "2", "--min-history", "5"),
     ),
 )
 

@@ -1,0 +1,1 @@
+"""Process launch: the bundled model definition and `userkv serve`."""

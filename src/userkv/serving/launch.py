@@ -1,0 +1,243 @@
+"""``userkv serve``: vLLM's OpenAI API server with the user-granular cache switched on, in this process."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from userkv.core import settings
+from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.serving.demo_model import DEMO_MODEL_NAME, ensure_demo_model
+from userkv.serving.signals import turn_interrupts_into_sigterm
+
+DEFAULT_KV_CACHE_GIB = 1.0
+"""KV cache on a CPU unless something says otherwise; vLLM itself would take most of the machine's memory."""
+
+SHUTDOWN_SECONDS = 10
+"""How long running requests may go on after a signal; with vLLM's own 0 it kills the engine instead of ending it."""
+
+_KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+
+_DEMO_ARGUMENTS = (
+    *("--dtype", "float32"),
+    *("--max-model-len", "16384"),
+    # Compiling takes a C++ compiler and longer than it saves on a model of this size.
+    "--enforce-eager",
+)
+
+_EPILOG = """\
+Every other option goes to vLLM unchanged and wins over what this command sets, for example --block-size 32,
+--max-num-seqs 64, --num-gpu-blocks-override 200; so does all that follows a lone "--".
+"""
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """All that decides how the server starts.
+
+    Attributes:
+        model: directory of the model, or its name on a hub.
+        served_name: what clients write into "model".
+        host: address to listen on.
+        port: TCP port to listen on.
+        users: whether the user-granular cache is on.
+        vllm_arguments: command line of vLLM's API server.
+        environment: variables to set before vLLM is imported; ``None`` removes one.
+
+    """
+
+    model: str
+    served_name: str
+    host: str
+    port: int
+    users: bool
+    vllm_arguments: list[str]
+    environment: dict[str, str | None] = field(default_factory=dict)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``serve`` to the command line. Options that are not known here end up in ``args.passthrough``."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model with the user-granular KV cache",
+        description="Serve a model over vLLM's OpenAI-compatible HTTP API with the user-granular KV cache.",
+        epilog=_EPILOG,
+        allow_abbrev=False,  # An abbreviation of ours may be an option of vLLM's.
+    )
+    parser.add_argument("--model", help="directory of a model, or its name on a hub (default: the bundled demo model)")
+    parser.add_argument("--served-model-name", metavar="NAME", help="name of the model in the API")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: %(default)s)")
+    parser.add_argument(
+        "--max-users",
+        metavar="N",
+        help=f"users whose KV stays in HBM at most; 0 = no limit (default: ${settings.MAX_USERS}, else 100)",
+    )
+    parser.add_argument(
+        "--min-free-blocks",
+        metavar="N",
+        help=f"KV blocks kept free by evicting users (default: ${settings.MIN_FREE_BLOCKS}, else 0)",
+    )
+    parser.add_argument(
+        "--kv-cache-gib",
+        type=float,
+        metavar="GIB",
+        help=f"size of the KV cache (default on a CPU: ${_KV_SPACE_VARIABLE}, else {DEFAULT_KV_CACHE_GIB:g})",
+    )
+    parser.add_argument("--no-users", action="store_true", help="leave vLLM as it is, without the user-granular cache")
+    parser.add_argument("--verbose", action="store_true", help="show vLLM's own log and tracebacks")
+    parser.set_defaults(run=run, takes_passthrough=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM (returns 0, or raises ``SystemExit(0)``) or until the engine dies (returns 1).
+
+    Raises:
+        UserKVError: the server cannot start like this; the message says what to change.
+
+    """
+    turn_interrupts_into_sigterm()
+    if not args.no_users:
+        check_plugin(os.environ)
+    plan = plan_launch(args, os.environ, on_cpu=vllm_is_for_cpu())
+    for name, value in plan.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    print(f"userkv: starting vLLM with {plan.model}, about half a minute", file=sys.stderr, flush=True)
+    # Late: vLLM reads its environment when it is imported.
+    from userkv.serving.server import serve
+
+    return serve(plan, verbose=args.verbose)
+
+
+def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: bool) -> LaunchPlan:
+    """Check the options and turn them into vLLM's options and environment; writes the demo model if it is needed.
+
+    Raises:
+        UserKVError: an option or variable cannot be used, the model does not exist, or the port is taken.
+
+    """
+    passthrough: Sequence[str] = args.passthrough
+    if passthrough and not passthrough[0].startswith("-"):
+        raise UserKVError(f"unexpected argument {passthrough[0]!r}; name the model with --model")
+    if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
+        raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
+    environment = _environment(args, env)
+    port = available_port(args.host, args.port)
+    model = resolve_model(args.model)
+    if Path(model).is_dir():
+        environment["HF_HUB_OFFLINE"] = env.get("HF_HUB_OFFLINE", "1")
+    demo = args.model is None
+    served_name = args.served_model_name or (DEMO_MODEL_NAME if demo else model)
+    return LaunchPlan(
+        model=model,
+        served_name=served_name,
+        host=args.host,
+        port=port,
+        users=not args.no_users,
+        vllm_arguments=[
+            *("--model", model, "--served-model-name", served_name, "--host", args.host, "--port", str(port)),
+            "--enable-prompt-tokens-details",
+            "--enable-prefix-caching",
+            *("--shutdown-timeout", str(SHUTDOWN_SECONDS)),
+            *(_DEMO_ARGUMENTS if demo else ()),
+            *_kv_cache_arguments(args.kv_cache_gib, env, on_cpu),
+            *(() if args.verbose else ("--uvicorn-log-level", "warning")),
+            *passthrough,  # Last, so that they win.
+        ],
+        environment=environment,
+    )
+
+
+def _environment(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, str | None]:
+    environment: dict[str, str | None] = {settings.ENABLE: "0" if args.no_users else "1"}
+    if args.max_users is not None:
+        environment[settings.MAX_USERS] = args.max_users
+    if args.min_free_blocks is not None:
+        environment[settings.MIN_FREE_BLOCKS] = args.min_free_blocks
+    # Only to check them before anything is loaded.
+    settings.CacheSettings.from_env({**env, **{name: value or "" for name, value in environment.items()}})
+    environment["VLLM_HOST_IP"] = env.get("VLLM_HOST_IP", "127.0.0.1")
+    environment["VLLM_NO_USAGE_STATS"] = env.get("VLLM_NO_USAGE_STATS", "1")
+    environment["VLLM_LOGGING_LEVEL"] = env.get("VLLM_LOGGING_LEVEL", "INFO" if args.verbose else "WARNING")
+    if args.kv_cache_gib is not None:
+        environment[_KV_SPACE_VARIABLE] = None  # vLLM lets the variable win over the option.
+    return environment
+
+
+def _kv_cache_arguments(gib: float | None, env: Mapping[str, str], on_cpu: bool) -> tuple[str, ...]:
+    if gib is None:
+        if not on_cpu or env.get(_KV_SPACE_VARIABLE):
+            return ()
+        gib = DEFAULT_KV_CACHE_GIB
+    return "--kv-cache-memory-bytes", str(int(gib * 2**30))
+
+
+def vllm_is_for_cpu() -> bool:
+    """Whether the installed vLLM runs on the CPU, told by its package and so without importing it."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return "cpu" in f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    raise UserKVError("vLLM is not installed; install userkv[cpu] or userkv[cuda]")
+
+
+def check_plugin(env: Mapping[str, str]) -> None:
+    """Make sure that vLLM will load our plugin; it would serve without users otherwise, and say nothing.
+
+    Raises:
+        UserKVError: the package is not installed, or ``VLLM_PLUGINS`` leaves it out.
+
+    """
+    if not metadata.entry_points(group="vllm.general_plugins", name="userkv"):
+        raise UserKVError("the userkv package is not installed, so vLLM would not load it; run pip install -e .")
+    allowed = env.get("VLLM_PLUGINS")
+    if allowed is not None and "userkv" not in allowed.split(","):
+        raise UserKVError(f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading userkv; add userkv to it")
+
+
+def resolve_model(model: str | None) -> str:
+    """The directory of a local model, the demo model's for ``None``, or a hub's ``owner/name`` as it is."""
+    if model is None:
+        return str(ensure_demo_model())
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise UserKVError(f"the model directory {model} has no config.json; name the directory that holds it")
+        return str(directory)
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise UserKVError(f"there is no model directory {model}; give --model an existing one, or none for the demo")
+    return model
+
+
+def available_port(host: str, port: int) -> int:
+    """``port`` if a server can listen on it, or a free port if ``port`` is 0.
+
+    Raises:
+        UserKVError: the port is in use or cannot be used, or the host is not one of this machine.
+
+    """
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536.
+        raise UserKVError(f"port {port} is not between 0 and 65535; change --port")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "is in use; stop what listens there or choose another with --port (0 picks a free one)"
+        else:
+            reason = f"cannot be listened on ({error}); change --host or --port"
+        raise UserKVError(f"port {port} on {host} {reason}") from error

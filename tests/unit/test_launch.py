@@ -1,0 +1,201 @@
+import itertools
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from userkv import cli
+from userkv.core.errors import UserKVError
+from userkv.core.settings import CacheSettings
+from userkv.serving import banner, launch
+from userkv.serving.launch import LaunchPlan
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text("{}")
+    return str(tmp_path)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def plan(argv: Sequence[str], env: dict[str, str] | None = None, *, on_cpu: bool = True) -> LaunchPlan:
+    return launch.plan_launch(cli.parse(["serve", "--port", "0", *argv]), env or {}, on_cpu=on_cpu)
+
+
+def values(arguments: Sequence[str], option: str) -> list[str]:
+    return [value for name, value in itertools.pairwise(arguments) if name == option]
+
+
+def test_defaults_for_a_given_model(model: str) -> None:
+    result = plan(["--model", model])
+    assert result.served_name == result.model == model
+    assert result.port > 0
+    assert result.users
+    assert values(result.vllm_arguments, "--port") == [str(result.port)]
+    assert values(result.vllm_arguments, "--kv-cache-memory-bytes") == [str(2**30)]
+    assert {"--enable-prompt-tokens-details", "--enable-prefix-caching"} <= {*result.vllm_arguments}
+    assert "--dtype" not in result.vllm_arguments
+    assert result.environment == {
+        "KV_MANAGER_FOR_GR": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def test_demo_model_is_the_default(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(launch, "ensure_demo_model", lambda: Path(model))
+    result = plan([])
+    assert (result.model, result.served_name) == (model, "userkv-demo")
+    assert values(result.vllm_arguments, "--dtype") == ["float32"]
+    assert values(result.vllm_arguments, "--max-model-len") == ["16384"]
+
+
+def test_limits_become_environment(model: str) -> None:
+    environment = plan(["--model", model, "--max-users", "0", "--min-free-blocks", "7"]).environment
+    assert environment["VLLM_USER_KV_LRU_MAX_USERS"] == "0"
+    assert environment["VLLM_USER_KV_LRU_MIN_FREE_BLOCKS"] == "7"
+
+
+def test_what_is_set_already_stays(model: str) -> None:
+    env = {"VLLM_HOST_IP": "10.0.0.1", "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_NO_USAGE_STATS": "0", "HF_HUB_OFFLINE": "0"}
+    assert env.items() <= plan(["--model", model], env).environment.items()
+
+
+def test_without_users(model: str) -> None:
+    result = plan(["--model", model, "--no-users"], {"KV_MANAGER_FOR_GR": "1"})
+    assert result.environment["KV_MANAGER_FOR_GR"] == "0"
+    assert not result.users
+
+
+def test_verbose_shows_vllms_log(model: str) -> None:
+    result = plan(["--model", model, "--verbose"])
+    assert result.environment["VLLM_LOGGING_LEVEL"] == "INFO"
+    assert "--uvicorn-log-level" not in result.vllm_arguments
+
+
+def test_a_hub_model_is_not_kept_offline() -> None:
+    result = plan(["--model", "Qwen/Qwen3-0.6B", "--served-model-name", "q"])
+    assert (result.model, result.served_name) == ("Qwen/Qwen3-0.6B", "q")
+    assert "HF_HUB_OFFLINE" not in result.environment
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "on_cpu", "size"),
+    [
+        ([], {}, True, ["1073741824"]),
+        ([], {}, False, []),
+        ([], {"VLLM_CPU_KVCACHE_SPACE": "2"}, True, []),
+        (["--kv-cache-gib", "0.5"], {"VLLM_CPU_KVCACHE_SPACE": "2"}, True, ["536870912"]),
+        (["--kv-cache-gib", "0.5"], {}, False, ["536870912"]),
+    ],
+)
+def test_kv_cache_size(model: str, argv: list[str], env: dict[str, str], on_cpu: bool, size: list[str]) -> None:
+    result = plan(["--model", model, *argv], env, on_cpu=on_cpu)
+    assert values(result.vllm_arguments, "--kv-cache-memory-bytes") == size
+    if argv:  # vLLM would let the variable win.
+        assert result.environment["VLLM_CPU_KVCACHE_SPACE"] is None
+
+
+def test_options_for_vllm_come_last(model: str) -> None:
+    arguments = plan(["--model", model, "--block-size", "32", "--", "--dtype", "bfloat16"]).vllm_arguments
+    assert arguments[-4:] == ["--block-size", "32", "--dtype", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--max-users", "many"], "VLLM_USER_KV_LRU_MAX_USERS='many' is not a count"),
+        (["--min-free-blocks", "-1"], "VLLM_USER_KV_LRU_MIN_FREE_BLOCKS='-1' is not a count"),
+        (["--kv-cache-gib", "0"], "--kv-cache-gib must be more than 0"),
+        (["--kv-cache-gib", "nan"], "--kv-cache-gib must be more than 0"),
+        (["some-model"], "name the model with --model"),
+        (["--model", "/no/such"], "no model directory /no/such"),
+        (["--model", "nosuch"], "no model directory nosuch"),
+        (["--model", os.path.dirname(__file__)], "has no config.json"),
+        (["--port", "70000"], "port 70000"),
+        (["--host", "192.0.2.1"], "change --host or --port"),
+    ],
+)
+def test_refused(argv: list[str], message: str) -> None:
+    with pytest.raises(UserKVError, match=message):
+        plan(argv)
+
+
+def test_port_in_use(taken_port: int) -> None:
+    with pytest.raises(UserKVError, match=f"port {taken_port} on 127.0.0.1 is in use"):
+        launch.available_port("127.0.0.1", taken_port)
+
+
+@pytest.mark.parametrize(("plugins", "fine"), [(None, True), ("userkv", True), ("a,userkv", True), ("", False)])
+def test_plugin_must_be_loaded(plugins: str | None, fine: bool) -> None:
+    env = {} if plugins is None else {"VLLM_PLUGINS": plugins}
+    if fine:
+        launch.check_plugin(env)
+    else:
+        with pytest.raises(UserKVError, match="VLLM_PLUGINS"):
+            launch.check_plugin(env)
+
+
+@pytest.mark.parametrize("case", ["port", "model"])
+def test_the_command_fails_with_one_line(case: str, taken_port: int) -> None:
+    argv = {"port": ["--port", str(taken_port)], "model": ["--port", "0", "--model", "/no/such"]}[case]
+    command = [sys.executable, "-m", "userkv.cli", "serve", *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("userkv: ")
+
+
+METRICS = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="2048",num_gpu_blocks_override="None"} 1.0
+"""
+
+
+def example(host: str = "127.0.0.1", *, users: bool = True) -> LaunchPlan:
+    return LaunchPlan(model="/m", served_name="it's", host=host, port=8000, users=users, vllm_arguments=[])
+
+
+def test_banner() -> None:
+    text = banner.render_banner(example(), CacheSettings(max_users=5, min_free_blocks=3), METRICS)
+    assert "2048 blocks of 128 tokens, 262144 tokens in all" in text
+    assert "at most 5 (VLLM_USER_KV_LRU_MAX_USERS), 3 blocks kept free" in text
+    assert text.splitlines()[-1].startswith("curl ")
+
+
+def test_banner_without_metrics_or_limits() -> None:
+    assert "any number" in banner.render_banner(example(), CacheSettings(max_users=0), "")
+    assert "no limit" in banner.render_banner(example(), CacheSettings(lru=False), "")
+    assert "off (--no-users)" in banner.render_banner(example(users=False), CacheSettings(), "")
+
+
+def test_curl_line_survives_the_shell() -> None:
+    words = shlex.split(banner.curl_line(example()))
+    assert words[0] == "curl"
+    assert '"model": "it\'s"' in words[-1]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:8000"),
+        ("::", "http://[::1]:8000"),
+        ("::1", "http://[::1]:8000"),
+        ("box", "http://box:8000"),
+    ],
+)
+def test_url_for_clients(host: str, url: str) -> None:
+    assert banner.base_url(example(host)) == url
