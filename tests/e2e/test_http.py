@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,8 +148,38 @@ def test_metrics_follow_the_requests(client: Client) -> None:
         assert f"userkv_{name}_total" in after
 
 
+def test_tenants_with_different_salts_share_nothing(client: Client) -> None:
+    user = {"user_id": "salted", "history_len": 100}
+    for salt, expected in (("one", 0), ("two", 0), ("one", 100), ("two", 100)):
+        status, text = client.complete(HISTORY[:110], user, cache_salt=salt)
+        assert status == 200
+        assert (json.loads(text)["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("log", "options"),
+    [
+        ("otto/train_sample.jsonl", ["--every", "10"]),
+        ("movielens-latest-small/ratings.csv", ["--min-history", "20", "--max-requests", "60"]),
+    ],
+)
+def test_real_logs_replay(client: Client, log: str, options: list[str], tmp_path: Path) -> None:
+    path = Path(os.environ.get("USERKV_DATA", "../shared/data")) / log
+    if not path.exists():
+        pytest.skip(f"{path} is not on this machine")
+    command = [sys.executable, "-m", "userkv.cli", "replay", str(path), "--server", client.url, *options]
+    ratios = []
+    for i, users in enumerate(([], ["--no-users"])):
+        report = tmp_path / f"{i}.json"
+        subprocess.run([*command, *users, "--json", str(report)], check=True, timeout=300)
+        figures = json.loads(report.read_text())
+        assert figures["total"]["failed"] == 0
+        ratios.append(figures["returning"]["history_hit_ratio"])
+    assert ratios[0] > ratios[1]
+
+
 def test_many_at_once(client: Client) -> None:
-    """Users and ordinary requests together, with hang-ups; the server answers all and counts on."""
+    """Users and ordinary requests together."""
 
     def one(i: int) -> int:
         user = {"user_id": f"many {i % 7}", "history_len": 150} if i % 3 else None

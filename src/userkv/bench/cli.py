@@ -29,7 +29,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("file", metavar="FILE", help="log or workload file, plain or gzip")
     add("--format", metavar="NAME", help="otto, ratings, kuairand or workload (default: by the first line)")
     add("--server", metavar="URL", help="address of the model server, such as http://127.0.0.1:8000")
-    add("--offline", metavar="MODEL_DIR", help="run this model in an engine of this process instead")
+    add(
+        "--offline",
+        metavar="MODEL_DIR",
+        help="run this model in an engine of this process instead; demo: the bundled model",
+    )
     add("--engine-arg", metavar="K=V", action="append", default=[], help="vLLM engine argument (offline; repeatable)")
     add("--model", metavar="NAME", help="name of the model on the server (default: its first one)")
     add("--no-users", action="store_true", help="name no users, so that only vLLM's own prefix cache is at work")

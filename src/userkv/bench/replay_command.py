@@ -19,8 +19,11 @@ from userkv.bench.target import Target
 from userkv.bench.workload import WorkRequest
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
+from userkv.serving.demo_model import VOCAB_SIZE, ensure_demo_model
 
 DEFAULT_DIGITS = 2
+DEMO = "demo"
+"""In place of a model's directory: the bundled model."""
 
 
 def replay_command(args: Namespace) -> int:
@@ -36,6 +39,8 @@ def replay_command(args: Namespace) -> int:
         progress=sys.stderr.isatty(),
     )
     _check_json_path(args.json)
+    if args.offline == DEMO:
+        args.offline = str(ensure_demo_model())
     phases = options.whole_number("--phases", args.phases)
     target = _target(args)
     vocab_size = _vocab_size(args)
@@ -111,8 +116,6 @@ def _vocab_size(args: Namespace) -> int:
                 f"{config} does not tell the size of the vocabulary ({type(error).__name__}): give --vocab-size."
             ) from error
         return options.whole_number(f"vocab_size in {config}", str(size))
-    from userkv.serving.demo_model import VOCAB_SIZE
-
     return VOCAB_SIZE
 
 
