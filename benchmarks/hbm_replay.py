@@ -1,6 +1,9 @@
 """Real logs through vLLM without a cache, with vLLM's prefix cache (APC), and with UserKV, in one run.
 
-    .venv/bin/python benchmarks/hbm_replay.py --data ../shared/data --repeat 3
+    .venv/bin/python benchmarks/hbm_replay.py --data DIR --repeat 3
+
+``DIR`` (default: ``$USERKV_DATA``, else ``../shared/data``) holds ``movielens-latest-small/ratings.csv`` and
+``otto/train_sample.jsonl`` as their publishers give them out; they are not part of this repository.
 
 Every system is a fresh engine with the same model and the same room for KV, gets the same requests in the same
 order with the same concurrency, and runs as often as ``--repeat`` says, in turn with the others. Figures are medians;
@@ -123,11 +126,15 @@ def table(log: Log, runs: dict[str, list[dict[str, Any]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="real logs through vLLM without cache, with APC, and with UserKV")
-    parser.add_argument("--data", type=Path, default=Path(os.environ.get("USERKV_DATA", "../shared/data")))
+    default = Path(os.environ.get("USERKV_DATA", "../shared/data"))
+    parser.add_argument("--data", type=Path, default=default, help="directory of the logs (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     args = parser.parse_args()
+    for log in LOGS:
+        if not (args.data / log.file).is_file():
+            parser.error(f"there is no {args.data / log.file}; name the directory of the logs with --data")
     model = ensure_model(MODEL, name="userkv-bench")
     results: dict[str, dict[str, list[dict[str, Any]]]] = {}
     with tqdm(total=len(LOGS) * args.repeat * len(SYSTEMS), unit="run") as progress:

@@ -15,7 +15,7 @@ def test_generated_traffic_through_an_offline_engine(tmp_path: Path) -> None:
     userkv = [sys.executable, "-m", "userkv.cli"]
     shape = ["--users", "10", "--requests", "80", "--median-history", "100", "--max-history", "400"]
     subprocess.run([*userkv, "generate", str(workload), *shape], check=True, timeout=60)
-    engine = ["--offline", "demo", "--engine-arg", "enforce_eager=true", "--engine-arg", "max_model_len=2048"]
+    engine = ["--offline", "demo", "--engine-arg", "max_model_len=2048"]
     done = subprocess.run(
         [*userkv, "replay", str(workload), *engine, "--json", str(report)], capture_output=True, text=True, timeout=300
     )

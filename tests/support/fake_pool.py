@@ -1,30 +1,36 @@
 """A block pool that only counts references, for tests of core/ without vLLM."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class FakeBlock:
+    ref_cnt: int = 0
 
 
 class FakePool:
-    """Blocks are integers. It hands out free ones and notes how often each is referenced."""
+    """Hands out free blocks and notes how often each is referenced."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.references = [0] * num_blocks
+        self.blocks = [FakeBlock() for _ in range(num_blocks)]
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[FakeBlock]:
         """``count`` free blocks, each referenced once."""
-        blocks = [block for block, count_ in enumerate(self.references) if count_ == 0][:count]
+        blocks = [block for block in self.blocks if block.ref_cnt == 0][:count]
         assert len(blocks) == count, "the test asks for more blocks than there are"
         self.touch(blocks)
         return blocks
 
-    def touch(self, blocks: Sequence[int]) -> None:
+    def touch(self, blocks: Sequence[FakeBlock]) -> None:
         for block in blocks:
-            self.references[block] += 1
+            block.ref_cnt += 1
 
-    def free_blocks(self, ordered_blocks: Iterable[int]) -> None:
+    def free_blocks(self, ordered_blocks: Iterable[FakeBlock]) -> None:
         for block in ordered_blocks:
-            self.references[block] -= 1
-            assert self.references[block] >= 0, f"block {block} is freed too often"
+            block.ref_cnt -= 1
+            assert block.ref_cnt >= 0, "a block is freed too often"
 
     @property
     def num_free(self) -> int:
-        return self.references.count(0)
+        return sum(block.ref_cnt == 0 for block in self.blocks)

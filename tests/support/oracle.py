@@ -83,6 +83,8 @@ class OracleEngine:
 
     num_blocks: int
     async_scheduling: bool
+    long_prefill_threshold: int = 0
+    policy: str = "fcfs"
     requests: dict[str, Request] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
@@ -91,6 +93,8 @@ class OracleEngine:
     def __post_init__(self) -> None:
         config = _config(self.async_scheduling)
         config.cache_config.num_gpu_blocks = self.num_blocks
+        config.scheduler_config.long_prefill_token_threshold = self.long_prefill_threshold
+        config.scheduler_config.policy = self.policy
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
         self.scheduler: Any = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
@@ -111,14 +115,25 @@ class OracleEngine:
     def users(self) -> Any:
         return self.scheduler.kv_cache_manager.users
 
-    def add(self, prompt: list[int], max_tokens: int = 1, user: dict[str, Any] | None = None) -> str:
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 1,
+        user: dict[str, Any] | None = None,
+        *,
+        skip_reading: bool = False,
+        priority: int = 0,
+    ) -> str:
         """Submit a request; ``user`` is its ``kv_transfer_params``."""
         self._count += 1
         request_id = f"r{self._count}"
         params = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, extra_args={"kv_transfer_params": user} if user else None
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            extra_args={"kv_transfer_params": user} if user else None,
+            skip_reading_prefix_cache=skip_reading,
         )
-        request = Request(request_id, list(prompt), params, None, block_hasher=self._hasher)
+        request = Request(request_id, list(prompt), params, None, block_hasher=self._hasher, priority=priority)
         self.requests[request_id] = request
         self.outputs[request_id] = []
         self.scheduler.add_request(request)

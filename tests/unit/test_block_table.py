@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.fake_pool import FakePool
+from tests.support.fake_pool import FakeBlock, FakePool
 from userkv.core.block_table import UserBlockTable, longest_hit
 from userkv.core.errors import IntegrityError
 from userkv.core.lru import UserKVLRUManager
@@ -98,7 +98,7 @@ class TableAgainstModel(RuleBasedStateMachine):
         assert {user: entry.tokens.tolist() for user, entry in self.table.user_to_blocks.items()} == self.model
         held = sum(-(-len(tokens) // BLOCK) for tokens in self.model.values())
         assert self.table.num_blocks == held == NUM_BLOCKS - self.pool.num_free
-        assert max(self.pool.references) <= 1
+        assert max(block.ref_cnt for block in self.pool.blocks) <= 1
 
 
 TestTableAgainstModel = TableAgainstModel.TestCase
@@ -111,20 +111,20 @@ def table() -> UserBlockTable[str]:
 
 def test_only_busy_users_get_blocks(table: UserBlockTable[str]) -> None:
     with pytest.raises(ValueError, match="no running request"):
-        table.put("a", as_tokens([1]), [0])
+        table.put("a", as_tokens([1]), [FakeBlock()])
 
 
-@pytest.mark.parametrize(("tokens", "blocks"), [([], []), ([1], []), ([1], [0, 1]), ([1, 2, 3, 4, 5], [0])])
-def test_tokens_must_fill_their_blocks(table: UserBlockTable[str], tokens: list[int], blocks: list[int]) -> None:
+@pytest.mark.parametrize(("tokens", "blocks"), [([], 0), ([1], 0), ([1], 2), ([1, 2, 3, 4, 5], 1)])
+def test_tokens_must_fill_their_blocks(table: UserBlockTable[str], tokens: list[int], blocks: int) -> None:
     table.acquire("a")
     with pytest.raises(ValueError, match="do not fill"):
-        table.put("a", as_tokens(tokens), blocks)
+        table.put("a", as_tokens(tokens), [FakeBlock() for _ in range(blocks)])
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8])
 def test_last_page_index(table: UserBlockTable[str], length: int) -> None:
     table.acquire("a")
-    table.put("a", as_tokens([0] * length), list(range(-(-length // BLOCK))))
+    table.put("a", as_tokens([0] * length), [FakeBlock() for _ in range(-(-length // BLOCK))])
     entry = table.get("a")
     assert entry is not None
     assert entry.last_page_index(BLOCK) == length - (len(entry.blocks) - 1) * BLOCK
@@ -143,9 +143,24 @@ def test_last_page_index(table: UserBlockTable[str], length: int) -> None:
 )
 def test_check_integrity_finds_damage(table: UserBlockTable[str], damage: object) -> None:
     table.acquire("a")
-    table.put("a", as_tokens([1, 2, 3, 4, 5]), [0, 1])
+    table.put("a", as_tokens([1, 2, 3, 4, 5]), [FakeBlock(), FakeBlock()])
     table.release("a")
     table.check_integrity()
     damage(table)  # type: ignore[operator]
     with pytest.raises(IntegrityError):
         table.check_integrity()
+
+
+def test_unused_tail_is_what_no_request_references() -> None:
+    pool = FakePool(9)
+    table: UserBlockTable[str] = UserBlockTable(BLOCK, pool, UserKVLRUManager())
+    table.acquire("a")
+    blocks = pool.take(4)
+    table.put("a", as_tokens([0] * 16), blocks)
+    assert table.unused_tail("a") == 0
+    pool.free_blocks(blocks[2:])
+    assert table.unused_tail("a") == 2
+    pool.free_blocks(blocks[:1])
+    assert table.unused_tail("a") == 2
+    assert table.unused_tail("a", keep=3) == 1
+    assert table.unused_tail("nobody") == 0

@@ -116,8 +116,8 @@ def test_options_for_vllm_come_last(model: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--max-users", "many"], "VLLM_USER_KV_LRU_MAX_USERS='many' is not a count"),
-        (["--min-free-blocks", "-1"], "VLLM_USER_KV_LRU_MIN_FREE_BLOCKS='-1' is not a count"),
+        (["--max-users", "many"], "--max-users must be a whole number of 0 or more, not 'many'"),
+        (["--min-free-blocks", "-1"], "--min-free-blocks must be a whole number of 0 or more, not '-1'"),
         (["--kv-cache-gib", "0"], "--kv-cache-gib must be more than 0"),
         (["--kv-cache-gib", "nan"], "--kv-cache-gib must be more than 0"),
         (["some-model"], "name the model with --model"),

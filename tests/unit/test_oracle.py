@@ -8,6 +8,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from userkv.core.request import UserKey
+
 EXAMPLES = int(os.environ.get("USERKV_FUZZ_EXAMPLES", "150"))
 USERS = "abc"
 tokens = st.integers(0, 4)
@@ -18,16 +20,20 @@ class GRTraffic(RuleBasedStateMachine):
 
     async_scheduling = False
 
-    @initialize(num_blocks=st.integers(17, 40))
-    def start(self, num_blocks: int) -> None:
+    @initialize(
+        num_blocks=st.integers(17, 40),
+        threshold=st.sampled_from([0, 0, 5]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+    )
+    def start(self, num_blocks: int, threshold: int, policy: str) -> None:
         from tests.support.oracle import OracleEngine
 
-        self.engine = OracleEngine(num_blocks, self.async_scheduling)
+        self.engine = OracleEngine(num_blocks, self.async_scheduling, threshold, policy)
         self.histories = {user: [i % 5 for i in range(length)] for user, length in zip(USERS, (30, 13, 8), strict=True)}
         self.prompts: dict[str, tuple[list[int], int]] = {}
 
-    def submit(self, prompt: list[int], max_tokens: int, user: dict[str, Any] | None = None) -> None:
-        request_id = self.engine.add(prompt, max_tokens, user)
+    def submit(self, prompt: list[int], max_tokens: int, user: dict[str, Any] | None = None, **how: Any) -> None:
+        request_id = self.engine.add(prompt, max_tokens, user, **how)
         self.prompts[request_id] = (prompt, max_tokens)
 
     @rule(
@@ -39,6 +45,8 @@ class GRTraffic(RuleBasedStateMachine):
         max_tokens=st.integers(1, 4),
         switches=st.sampled_from([{}, {}, {}, {"read": False}, {"write": False}]),
         copies=st.sampled_from([1, 1, 1, 3]),
+        skip_reading=st.sampled_from([False] * 5 + [True]),
+        priority=st.integers(0, 2),
     )
     def user_request(
         self,
@@ -50,6 +58,8 @@ class GRTraffic(RuleBasedStateMachine):
         max_tokens: int,
         switches: dict[str, bool],
         copies: int,
+        skip_reading: bool,
+        priority: int,
     ) -> None:
         history = list(self.histories[user])
         where = min(where, max(len(history) - 1, 0))
@@ -67,7 +77,8 @@ class GRTraffic(RuleBasedStateMachine):
         self.histories[user] = history
         prompt = history + candidates or more
         for _ in range(copies):
-            self.submit(prompt, max_tokens, {"user_id": user, "history_len": len(history), **switches})
+            params = {"user_id": user, "history_len": len(history), **switches}
+            self.submit(prompt, max_tokens, params, skip_reading=skip_reading, priority=priority)
 
     @rule(prompt=st.lists(tokens, min_size=1, max_size=6), times=st.integers(1, 8), max_tokens=st.integers(1, 8))
     def ordinary_request(self, prompt: list[int], times: int, max_tokens: int) -> None:
@@ -173,7 +184,7 @@ def test_without_candidates_the_last_token_is_computed(engine: Any) -> None:
 def test_candidates_and_output_never_enter_the_cache(engine: Any) -> None:
     ask(engine, HISTORY, [1, 2, 3, 4], max_tokens=5)
     assert ask(engine, [*HISTORY, 1, 2, 3, 4], [0]) == 10
-    assert len(engine.users.table.get(("a", "", "")).blocks) == 4
+    assert len(engine.users.table.get(UserKey("a")).blocks) == 4
 
 
 def test_one_user_never_reads_another(engine: Any) -> None:
@@ -233,6 +244,48 @@ def test_running_users_are_not_evicted_and_idle_ones_go_in_lru_order(engine: Any
     ask(engine, [4] * 32, [1], user="d")
     held = {key.user_id for key in engine.users.table.user_to_blocks}
     assert held == {"a", "c", "d"}
+
+
+def test_a_request_that_must_not_read_the_cache_does_not(engine: Any) -> None:
+    """As with prompt_logprobs, for which vLLM needs each token computed."""
+    ask(engine, HISTORY, [1])
+    request_id = engine.add([*HISTORY, 2], 1, {"user_id": "a", "history_len": 10}, skip_reading=True)
+    engine.drain()
+    assert engine.cached[request_id] == 0
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("first", [{}, {"write": False}, {"read": False}, {"history_len": 0}, "skip reading"])
+@pytest.mark.parametrize("second", [{}, {"write": False}, "skip reading"])
+def test_two_requests_of_a_user_that_do_not_fit_together_both_end(
+    first: Any, second: Any, async_scheduling: bool, patched_vllm: pytest.MonkeyPatch
+) -> None:
+    """What a preempted one leaves in the table must not keep the other from its blocks."""
+    from tests.support.oracle import OracleEngine, expected_output
+
+    engine = OracleEngine(18, async_scheduling, long_prefill_threshold=5)
+    prompts = {}
+    for shift, how in enumerate((first, second)):
+        prompt = [(i + shift) % 5 for i in range(45)]
+        params = {"user_id": "a", "history_len": 44, **(how if isinstance(how, dict) else {})}
+        prompts[engine.add(prompt, 1, params, skip_reading=how == "skip reading")] = prompt
+    engine.drain()
+    assert all(engine.outputs[name] == expected_output(prompt, 1) for name, prompt in prompts.items())
+
+
+def test_free_blocks_are_kept_and_usage_counts_idle_users_as_free(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    patched_vllm.setenv("VLLM_USER_KV_LRU_MIN_FREE_BLOCKS", "10")
+    engine = OracleEngine(21, async_scheduling=False)
+    manager = engine.scheduler.kv_cache_manager
+    for user in "abcd":
+        ask(engine, [ord(user) % 5, *HISTORY], [1], user=user)
+    assert len(engine.users.table) == 3
+    assert manager.usage == 0.0
+    engine.add(HISTORY, 1, {"user_id": "x"})
+    engine.step()
+    assert manager.block_pool.get_num_free_blocks() >= 10
 
 
 def test_single_flight_computes_a_cold_history_once(patched_vllm: pytest.MonkeyPatch) -> None:

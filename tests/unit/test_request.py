@@ -25,6 +25,7 @@ def test_history_is_the_whole_prompt_by_default() -> None:
         {},
         {"do_remote_prefill": True, "remote_block_ids": [1], "remote_host": "h"},
         {"transfer_id": "x", "tp_size": 2},
+        {"storage": 1, "thread": 2},
     ],
 )
 def test_other_requests_are_ordinary(params: dict[str, Any] | None) -> None:

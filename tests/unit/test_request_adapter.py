@@ -52,16 +52,18 @@ def test_user_requests_have_no_hashes_and_keep_only_other_connectors_parameters(
 
 def test_kv_of_other_adapters_and_tenants_is_kept_apart() -> None:
     adapter = LoRARequest("adapter", 1, "/nowhere")
+    retrained = LoRARequest("adapter", 2, "/elsewhere")
     keys = [
         lookup_of(one).key  # type: ignore[union-attr]
         for one in (
             request(USER),
             request(USER, lora_request=adapter),
+            request(USER, lora_request=retrained),
             request(USER, cache_salt="tenant"),
             request(USER, lora_request=adapter, cache_salt="tenant"),
         )
     ]
-    assert len(set(keys)) == 4
+    assert len(set(keys)) == 5
     assert {key.user_id for key in keys} == {"u"}
 
 

@@ -27,6 +27,11 @@ def test_switch_on(text: str) -> None:
     assert CacheSettings.from_env({"KV_MANAGER_FOR_GR": text}).enabled
 
 
+def test_switched_off_no_other_variable_matters() -> None:
+    assert not CacheSettings.is_enabled({"VLLM_USER_KV_LRU_MAX_USERS": "-1"})
+    assert CacheSettings.is_enabled({"KV_MANAGER_FOR_GR": "1", "VLLM_USER_KV_LRU_MAX_USERS": "-1"})
+
+
 @pytest.mark.parametrize("text", ["", "0", "False", "no", "off"])
 def test_switch_off(text: str) -> None:
     assert not CacheSettings.from_env({"KV_MANAGER_FOR_GR": text}).enabled

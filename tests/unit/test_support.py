@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -31,6 +32,7 @@ def model_dir(tmp_path: Path, **config: Any) -> str:
     return str(tmp_path)
 
 
+OFFLOADING = KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both")
 MISTRAL = {
     "model_type": "mistral",
     "architectures": ["MistralForCausalLM"],
@@ -77,8 +79,9 @@ FALCON_H1 = {
         (FALCON_H1, {}, "hybrid"),
         (None, {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative decoding is on"),
         (None, {"enable_prefix_caching": False}, "prefix caching is off"),
+        (None, {"kv_transfer_config": OFFLOADING}, "the KV connector OffloadingConnector finds KV by its tokens"),
     ],
-    ids=["sliding window", "mamba", "hybrid", "speculative", "no prefix caching"],
+    ids=["sliding window", "mamba", "hybrid", "speculative", "no prefix caching", "connector"],
 )
 def test_refused_before_any_process_starts(
     config: dict[str, Any] | None,

@@ -197,7 +197,13 @@ class TestSingleFlight:
         assert bench.cache.stats.single_flight_timeouts == 1
 
     @pytest.mark.parametrize(
-        ("history", "switches"), [([9, 9, 9, 9, 9], {}), ([0, 1, 2], {}), (list(range(10)), {"read": False})]
+        ("history", "switches"),
+        [
+            ([9, 9, 9, 9, 9], {}),
+            ([0, 1, 2], {}),
+            (list(range(10)), {"read": False}),
+            ([0, 1, 2, 3, 9, 9, 9, 9], {}),  # 4 of the 10 tokens that the leader computes
+        ],
     )
     def test_nobody_waits_for_what_does_not_help(self, history: list[int], switches: dict[str, bool]) -> None:
         bench = Bench()

@@ -13,7 +13,7 @@ def json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise BadValueError(f"not valid JSON ({error.msg} at column {error.colno})") from error
+        raise BadValueError(f"not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets nested too deeply
         raise BadValueError("not usable JSON (a number too long or nesting too deep)") from error
     if not isinstance(value, dict):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from userkv.bench.target import Target
 from userkv.bench.workload import WorkRequest
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
-from userkv.serving.demo_model import VOCAB_SIZE, ensure_demo_model
+from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, VOCAB_SIZE, ensure_demo_model
 
 DEFAULT_DIGITS = 2
 DEMO = "demo"
@@ -39,10 +40,11 @@ def replay_command(args: Namespace) -> int:
         progress=sys.stderr.isatty(),
     )
     _check_json_path(args.json)
-    if args.offline == DEMO:
+    demo = args.offline == DEMO
+    if demo:
         args.offline = str(ensure_demo_model())
     phases = options.whole_number("--phases", args.phases)
-    target = _target(args)
+    target = _target(args, DEMO_ENGINE_ARGUMENTS if demo else {})
     vocab_size = _vocab_size(args)
     digits = None if args.digits is None else options.whole_number("--digits", args.digits)
     source = read_input(args)
@@ -77,7 +79,7 @@ async def _drive(
         await target.close()
 
 
-def _target(args: Namespace) -> Target:
+def _target(args: Namespace, engine_defaults: Mapping[str, Any]) -> Target:
     if (args.server is None) == (args.offline is None):
         raise InvalidSettingError("Say where to send the requests: either --server URL or --offline MODEL_DIR.")
     max_tokens = options.whole_number("--max-tokens", args.max_tokens)
@@ -99,7 +101,7 @@ def _target(args: Namespace) -> Target:
     model_dir = Path(args.offline)
     if not model_dir.is_dir():
         raise InvalidSettingError(f"--offline must be the directory of a model, but {model_dir} is no directory.")
-    engine_args = options.key_values("--engine-arg", args.engine_arg)
+    engine_args = {**engine_defaults, **options.key_values("--engine-arg", args.engine_arg)}
     return EngineTarget(model_dir, engine_args, users=not args.no_users, max_tokens=max_tokens, timeout_s=timeout_s)
 
 

@@ -12,10 +12,10 @@ _HEADINGS = (
     "cached tok",
     "hit",
     "hist hit",
-    "TTFT p50",
-    "p99 ms",
-    "latency p50",
-    "p99 ms",
+    "TTFT ms p50",
+    "p99",
+    "latency ms p50",
+    "p99",
     "req/s",
 )
 

@@ -16,7 +16,10 @@ K = TypeVar("K", bound=Hashable)
 
 
 class BlockPool(Protocol):
-    """What the table needs of the engine's block pool (vLLM's ``BlockPool`` has exactly this)."""
+    """What the table needs of the engine's block pool (vLLM's ``BlockPool`` has exactly this).
+
+    Of a block it needs ``ref_cnt``, how many owners reference it.
+    """
 
     def touch(self, blocks: Sequence[Any]) -> None:
         """Add one reference to each block; a free block leaves the free queue."""
@@ -138,6 +141,23 @@ class UserBlockTable(Generic[K]):
         blocks = len(self.user_to_blocks[user].blocks)
         self.drop(user)
         return blocks
+
+    def busy_users(self) -> list[K]:
+        """Users with running requests."""
+        return list(self._busy)
+
+    def unused_tail(self, user: K, keep: int = 0) -> int:
+        """How many of the user's last blocks, beyond the first ``keep``, nobody but the table references.
+
+        A request uses a head of its user's blocks, so what is unused is a tail. O(blocks counted).
+        """
+        entry = self.user_to_blocks.get(user)
+        unused = 0
+        for block in reversed(entry.blocks[keep:] if entry is not None else ()):
+            if block.ref_cnt != 1:
+                break
+            unused += 1
+        return unused
 
     def shorten(self, user: K, num_tokens: int) -> int:
         """Keep only the first ``num_tokens`` tokens of a user; 0 forgets him.

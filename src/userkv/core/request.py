@@ -10,6 +10,9 @@ from userkv.core.errors import InvalidUserRequestError
 MAX_USER_ID_BYTES = 256
 STAGES = ("rank", "prefill")
 OUR_KEYS = ("user_id", "history_len", "stage", "read", "write")
+_DISTINCT_KEYS = ("user_id", "history_len")
+"""Nobody else's key looks like these; the others are common words, and a request without a user may well have one."""
+
 _ALIASES = {
     "uid": "user_id",
     "user": "user_id",
@@ -23,11 +26,13 @@ _FOREIGN_PREFIXES = ("remote_", "do_remote_")
 class UserKey(NamedTuple):
     """Under which name a user's KV is kept: the KV depends on the LoRA adapter, and a cache salt separates tenants.
 
-    KV computed under one key is never used under another.
+    KV computed under one key is never used under another. An adapter is its name and its path, as in vLLM's prefix
+    cache: a retrained adapter may come back under the old name.
     """
 
     user_id: str
-    lora: str = ""
+    lora_name: str = ""
+    lora_path: str = ""
     cache_salt: str = ""
 
 
@@ -69,7 +74,7 @@ class UserRequest:
         if not isinstance(params, Mapping):
             raise InvalidUserRequestError(f"kv_transfer_params must be an object, not {_kind(params)}")
         for key in params:
-            _refuse_misspelt(key)
+            _refuse_misspelt(key, OUR_KEYS if "user_id" in params else _DISTINCT_KEYS)
         if "user_id" not in params:
             ours = [key for key in OUR_KEYS if key in params]
             if ours:
@@ -93,7 +98,8 @@ def foreign_params(params: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _user_id(value: Any) -> str:
     if not isinstance(value, str):
-        raise InvalidUserRequestError(f"user_id must be a string, not {_kind(value)}; write it in quotes")
+        advice = "leave it out for a request without a user" if value is None else "write it in quotes"
+        raise InvalidUserRequestError(f"user_id must be a string, not {_kind(value)}; {advice}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -128,13 +134,13 @@ def _switch(params: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _refuse_misspelt(key: Any) -> None:
+def _refuse_misspelt(key: Any, ours: tuple[str, ...]) -> None:
     if not isinstance(key, str) or key in OUR_KEYS or key.startswith(_FOREIGN_PREFIXES):
         return
     plain = key.lower().replace("_", "").replace("-", "")
     meant = _ALIASES.get(plain)
     if meant is None:
-        squeezed = {ours.replace("_", ""): ours for ours in OUR_KEYS}
+        squeezed = {name.replace("_", ""): name for name in ours}
         close = difflib.get_close_matches(plain, squeezed, n=1, cutoff=0.8)
         meant = squeezed[close[0]] if close else None
     if meant is not None:

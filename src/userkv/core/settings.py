@@ -40,6 +40,16 @@ class CacheSettings:
     min_free_blocks: int = 0
     single_flight_seconds: float = 5.0
 
+    @staticmethod
+    def is_enabled(env: Mapping[str, str] | None = None) -> bool:
+        """Whether the cache is on at all; looks at no other variable.
+
+        Raises:
+            InvalidSettingError: ``KV_MANAGER_FOR_GR`` is neither on nor off.
+
+        """
+        return _flag(os.environ if env is None else env, ENABLE, False)
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> "CacheSettings":
         """Read the settings.

@@ -12,10 +12,9 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class _Wait:
-    since: float
     leader: str
     worthwhile: bool
-    counted: bool = False
+    since: float | None = None
     gave_up: bool = False
 
 
@@ -27,7 +26,8 @@ class SingleFlight(Generic[K]):
 
     Args:
         max_wait: seconds that a request waits in all before it computes by itself; 0 = nobody waits.
-        min_gain: tokens that waiting must save at least.
+        min_gain: tokens that waiting must save at least. It must also save half of what the leader has to compute,
+            so that nobody waits for a long history to share its first words.
         clock: seconds, monotonic.
         stats: where waits and time-outs are counted.
 
@@ -82,17 +82,19 @@ class SingleFlight(Generic[K]):
         leader = next(iter(histories))
         wait = self._waiting.get(request_id)
         if wait is None or wait.leader != leader:
-            worthwhile = common_prefix(histories[leader], history) - held() >= self._min_gain
+            already = held()
+            gain = common_prefix(histories[leader], history) - already
+            worthwhile = gain >= max(self._min_gain, (len(histories[leader]) - already) / 2)
             if wait is None:
-                wait = self._waiting[request_id] = _Wait(self._clock(), leader, worthwhile)
+                wait = self._waiting[request_id] = _Wait(leader, worthwhile)
             wait.leader, wait.worthwhile = leader, worthwhile
         if wait.gave_up or not wait.worthwhile:
             return False
-        if self._clock() - wait.since > self._max_wait:
+        if wait.since is None:
+            wait.since = self._clock()
+            self._stats.single_flight_waits += 1
+        elif self._clock() - wait.since > self._max_wait:
             wait.gave_up = True
             self._stats.single_flight_timeouts += 1
             return False
-        if not wait.counted:
-            wait.counted = True
-            self._stats.single_flight_waits += 1
         return True

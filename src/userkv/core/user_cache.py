@@ -170,17 +170,20 @@ class UserCache:
         """The running requests whose history is to be kept and is not yet."""
         return self._flight.leaders()
 
-    def publish(self, request_id: str, computed_tokens: int, blocks: Sequence[Any]) -> None:
+    def publish(self, request_id: str, computed_tokens: int, blocks: Sequence[Any], ended: bool = False) -> None:
         """Keep the history of a running request as soon as all of it has been computed.
 
         Args:
             request_id: one of :meth:`unpublished`.
             computed_tokens: tokens whose KV is in ``blocks`` for certain: the steps that wrote them are over.
             blocks: the request's blocks in order.
+            ended: the request has ended and only its blocks are not free yet (a connector still reads them), so what
+                there is of the history is all that will ever be.
 
         """
         running = self._running[request_id]
-        if computed_tokens >= len(running.lookup.history) and computed_tokens > running.start_tokens:
+        whole = computed_tokens >= len(running.lookup.history) and computed_tokens > running.start_tokens
+        if whole or ended:
             self._keep(running, computed_tokens, blocks)
             self._flight.land(request_id)
             running.published = True
@@ -206,16 +209,16 @@ class UserCache:
         self.table.release(running.lookup.key)
         self._keep_to_limit()
 
-    def make_room(self, missing: int, request_id: str | None = None, lookup: UserLookup | None = None) -> bool:
-        """Evict users until the table let go of ``missing`` blocks; nobody, if all of them would not be enough.
+    def make_room(self, missing: int, request_id: str = "", lookup: UserLookup | None = None) -> bool:
+        """Let go of ``missing`` blocks for an allocation; of none if all that can go would not be enough.
 
-        The user whose request asks is spared, since his blocks are what the request wants to hit. Only if nothing else
-        is left does he lose what the request cannot hit; otherwise a user with a long outdated entry in a small cache
-        could never be served again.
+        Idle users go first, whole. The user whose request asks is spared, since his blocks are what it wants to hit.
+        If that is not enough, busy users lose the tails that no request of theirs uses (outdated histories, and what
+        preempted requests left): without that, requests that hold blocks could wait for each other for ever.
 
         Args:
-            missing: how many free blocks an allocation lacks, at least 1.
-            request_id: the request that asks, if any.
+            missing: how many free blocks the allocation lacks, at least 1.
+            request_id: the request that asks.
             lookup: what that request says of its user; ``None`` for an ordinary request.
 
         Returns:
@@ -223,18 +226,21 @@ class UserCache:
 
         """
         if lookup is None:
-            return self._evict_blocks(missing) > 0
+            return self._make_room(missing, {}) > 0
+        found = self._found.get(request_id, _NOTHING)
+        wanted = found.hit if found.entry is self.table.get(lookup.key) else 0
         self.table.acquire(lookup.key)
-        found = self._found.get(request_id or "", _NOTHING)
-        own = self.table.get(lookup.key)
-        wanted = found.hit if found.entry is own else 0
-        alone = self.table.num_running(lookup.key) == 1
-        surplus = len(own.blocks) - self._blocks_for(wanted) if own is not None and alone else 0
-        freed = self._evict_blocks(missing, surplus)
-        if freed < missing <= freed + surplus:
-            freed += self.table.shorten(lookup.key, wanted)
+        freed = self._make_room(missing, {lookup.key: self._blocks_for(wanted)})
         self.table.release(lookup.key)
+        entry = self.table.get(lookup.key)
+        if request_id in self._found and entry is not found.entry:
+            self._found[request_id] = _Found(entry, min(found.common, len(entry.tokens) if entry else 0), wanted)
         return freed > 0
+
+    def keep_free(self, missing: int) -> None:
+        """Evict idle users until ``missing`` blocks were let go or nobody idle is left."""
+        while missing > 0 and (blocks := self._evict()):
+            missing -= blocks
 
     def reset(self) -> None:
         """Forget all histories (new weights, say). Requests that run now will not be kept either."""
@@ -280,12 +286,21 @@ class UserCache:
         self.table.put(running.lookup.key, history, blocks[: self._blocks_for(num_tokens)])
         self._keep_to_limit()
 
-    def _evict_blocks(self, missing: int, surplus: int = 0) -> int:
-        # Nobody is evicted in vain: if all of it were not enough, the request has to wait for others to end.
+    def _make_room(self, missing: int, wanted: dict[UserKey, int]) -> int:
+        tails: dict[UserKey, int] = {}
+        if self.table.num_evictable_blocks < missing:
+            for user in self.table.busy_users():
+                tails[user] = self.table.unused_tail(user, wanted.get(user, 0))
+            # Nobody loses anything in vain: the request has to wait for others to end.
+            if self.table.num_evictable_blocks + sum(tails.values()) < missing:
+                return 0
         freed = 0
-        if self.table.num_evictable_blocks + surplus >= missing:
-            while freed < missing and (blocks := self._evict()):
-                freed += blocks
+        while freed < missing and (blocks := self._evict()):
+            freed += blocks
+        for user, tail in tails.items():
+            entry = self.table.get(user)
+            if freed < missing and tail and entry is not None:
+                freed += self.table.shorten(user, (len(entry.blocks) - tail) * self._block_size)
         return freed
 
     def _evict(self) -> int:

@@ -62,8 +62,9 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         """Keep the histories that the steps so far have completed, so that this step's requests can hit them."""
         super().new_step_starts()
         for request_id in self.users.unpublished():
-            computed = _computed_tokens(self._running[request_id])
-            self.users.publish(request_id, computed, self._blocks_of(request_id))
+            request = self._running[request_id]
+            blocks = self._blocks_of(request_id)
+            self.users.publish(request_id, _computed_tokens(request), blocks, ended=request.is_finished())
 
     def reset_prefix_cache(self) -> bool:
         """Forget all users, then do what vLLM does.

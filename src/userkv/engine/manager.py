@@ -72,9 +72,7 @@ class KVCacheManagerForGR(KVCacheManager):
             return None
         if lookup is not None:
             self.coordinator.start_user_request(request, lookup, num_new_computed_tokens, start_tokens)
-        lacking = self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks()
-        if lacking > 0:
-            self.users.make_room(lacking)
+        self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
         return blocks
 
     def free(self, request: Request) -> None:

@@ -13,8 +13,9 @@ def register() -> None:
 
     """
     global _installed
-    if _installed or not CacheSettings.from_env().enabled:
+    if _installed or not CacheSettings.is_enabled():
         return
+    CacheSettings.from_env()  # A setting that cannot be used should stop the start, not the engine's process later.
     # Imported here, so that a vLLM without the cache does not pay for it.
     from userkv.engine import patches
 

@@ -7,6 +7,12 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.settings import ENABLE
 
+CONNECTORS = ("MooncakeConnector", "NixlConnector")
+"""KV connectors that hand over a request's own blocks and keep nothing: they cannot give one user's KV to another.
+
+Those that store KV by block hashes or tokens would, and some fail on user requests, which have no hashes.
+"""
+
 
 def check_config(config: VllmConfig) -> None:
     """Refuse what the configuration already shows, before any process starts.
@@ -35,6 +41,9 @@ def check_config(config: VllmConfig) -> None:
         _refuse("context parallelism is on")
     if not config.cache_config.enable_prefix_caching:
         _refuse("prefix caching is off (start vLLM with --enable-prefix-caching)")
+    connector = config.kv_transfer_config.kv_connector if config.kv_transfer_config is not None else None
+    if connector is not None and connector not in CONNECTORS:
+        _refuse(f"the KV connector {connector} finds KV by its tokens, whoever the user is")
 
 
 def check_kv_cache(

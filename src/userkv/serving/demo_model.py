@@ -25,6 +25,14 @@ NUM_RESERVED_TOKENS = 16
 
 PAD_TOKEN_ID, EOS_TOKEN_ID, CANDIDATE_TOKEN_ID = 0, 1, 2
 
+DEMO_ENGINE_ARGUMENTS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 16384,
+    # Compiling takes a C++ compiler and longer than it saves on a model of this size.
+    "enforce_eager": True,
+}
+"""vLLM's engine arguments for the demo model, unless told otherwise."""
+
 DEFAULT_SEED = 20240601
 
 _FORMAT = 1  # Part of the fingerprint: raise it when the way in which a model is written changes.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
-from userkv.serving.demo_model import DEMO_MODEL_NAME, ensure_demo_model
+from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, ensure_demo_model
 from userkv.serving.signals import turn_interrupts_into_sigterm
 
 DEFAULT_KV_CACHE_GIB = 1.0
@@ -24,13 +24,6 @@ SHUTDOWN_SECONDS = 10
 """How long running requests may go on after a signal; with vLLM's own 0 it kills the engine instead of ending it."""
 
 _KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-
-_DEMO_ARGUMENTS = (
-    *("--dtype", "float32"),
-    *("--max-model-len", "16384"),
-    # Compiling takes a C++ compiler and longer than it saves on a model of this size.
-    "--enforce-eager",
-)
 
 _EPILOG = """\
 Every other option goes to vLLM unchanged and wins over what this command sets, for example --block-size 32,
@@ -149,7 +142,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
             "--enable-prompt-tokens-details",
             "--enable-prefix-caching",
             *("--shutdown-timeout", str(SHUTDOWN_SECONDS)),
-            *(_DEMO_ARGUMENTS if demo else ()),
+            *(_as_options(DEMO_ENGINE_ARGUMENTS) if demo else ()),
             *_kv_cache_arguments(args.kv_cache_gib, env, on_cpu),
             *(() if args.verbose else ("--uvicorn-log-level", "warning")),
             *passthrough,  # Last, so that they win.
@@ -158,12 +151,25 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     )
 
 
+def _as_options(arguments: Mapping[str, object]) -> list[str]:
+    options = []
+    for name, value in arguments.items():
+        options.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            options.append(str(value))
+    return options
+
+
 def _environment(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, str | None]:
     environment: dict[str, str | None] = {settings.ENABLE: "0" if args.no_users else "1"}
-    if args.max_users is not None:
-        environment[settings.MAX_USERS] = args.max_users
-    if args.min_free_blocks is not None:
-        environment[settings.MIN_FREE_BLOCKS] = args.min_free_blocks
+    for option, variable, value in (
+        ("--max-users", settings.MAX_USERS, args.max_users),
+        ("--min-free-blocks", settings.MIN_FREE_BLOCKS, args.min_free_blocks),
+    ):
+        if value is not None:
+            if not (value.isascii() and value.isdigit()):
+                raise InvalidSettingError(f"{option} must be a whole number of 0 or more, not {value!r}")
+            environment[variable] = value
     # Only to check them before anything is loaded.
     settings.CacheSettings.from_env({**env, **{name: value or "" for name, value in environment.items()}})
     environment["VLLM_HOST_IP"] = env.get("VLLM_HOST_IP", "127.0.0.1")

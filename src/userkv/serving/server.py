@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -30,6 +31,8 @@ class _SignalNotingLoop(uvloop.Loop):
 
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: object) -> None:
         def note_and_call() -> None:
+            if not self.signalled:
+                print("userkv: stopping; running requests may end first", file=sys.stderr, flush=True)
             self.signalled = True
             callback(*args)
 
