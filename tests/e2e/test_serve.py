@@ -109,7 +109,7 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert len(children) >= 2  # Engine and worker at least.
     assert server.interrupt() == 0
-    assert server.rest() == ""
+    assert server.rest() == "userkv: stopping; running requests may end first"
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 

@@ -228,12 +228,13 @@ class UserCache:
         if lookup is None:
             return self._make_room(missing, {}) > 0
         found = self._found.get(request_id, _NOTHING)
-        wanted = found.hit if found.entry is self.table.get(lookup.key) else 0
+        current = found.entry is self.table.get(lookup.key)
+        wanted = found.hit if current else 0
         self.table.acquire(lookup.key)
         freed = self._make_room(missing, {lookup.key: self._blocks_for(wanted)})
         self.table.release(lookup.key)
         entry = self.table.get(lookup.key)
-        if request_id in self._found and entry is not found.entry:
+        if current and entry is not found.entry:
             self._found[request_id] = _Found(entry, min(found.common, len(entry.tokens) if entry else 0), wanted)
         return freed > 0
 
