@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
 
+from userkv.core.request import UserKey
+
 
 class ValueType(StrEnum):
     """What an object holds."""
@@ -76,6 +78,15 @@ class LayerMooncakeUserKey:
 
     def __str__(self) -> str:
         return _join(f"{self.whole._prefix()}@{self.layer_id}", self.whole.extent_id)
+
+
+def pool_uid(key: UserKey) -> str:
+    """The user's name in the pool: all of :class:`UserKey`, so that no two of them have one name.
+
+    A user without adapter and salt keeps a readable name; ``/`` cannot occur in an encoded part.
+    """
+    parts = [quote(part, safe="") for part in key]
+    return "/".join(parts) if any(parts[1:]) else parts[0]
 
 
 def parse_key(text: str) -> MooncakeUserKey | LayerMooncakeUserKey:

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from userkv.core.block_table import BlockPool, UserBlockTable, UserEntry, longest_hit
 from userkv.core.errors import IntegrityError
@@ -34,6 +34,16 @@ class UserHit(NamedTuple):
 
 
 NO_HIT = UserHit((), 0)
+
+
+class UserCacheListener(Protocol):
+    """Somebody who wants to know what happens to histories: the pool. Called on the scheduler's thread."""
+
+    def history_kept(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
+        """A request has computed its whole history, which is in the table now."""
+
+    def histories_forgotten(self) -> None:
+        """All users were forgotten, because their KV is not valid any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +109,7 @@ class UserCache:
     ) -> None:
         self.table: UserBlockTable[UserKey] = UserBlockTable(block_size, pool, policy or UserKVLRUManager())
         self.stats = UserCacheStats()
+        self.listener: UserCacheListener | None = None
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._max_users = settings.max_users if settings.lru else 0
@@ -133,6 +144,10 @@ class UserCache:
         if entry is None or hit == 0:
             return NO_HIT
         return UserHit(entry.blocks[: self._blocks_for(hit)], hit)
+
+    def found_tokens(self, request_id: str) -> int:
+        """What the last :meth:`find` for a request that has not started answered."""
+        return self._found.get(request_id, _NOTHING).hit
 
     def must_wait(self, request_id: str, lookup: UserLookup) -> bool:
         """Whether the request should wait because another one computes the same history right now."""
@@ -184,7 +199,7 @@ class UserCache:
         running = self._running[request_id]
         whole = computed_tokens >= len(running.lookup.history) and computed_tokens > running.start_tokens
         if whole or ended:
-            self._keep(running, computed_tokens, blocks)
+            self._keep(request_id, running, computed_tokens, blocks)
             self._flight.land(request_id)
             running.published = True
 
@@ -205,7 +220,7 @@ class UserCache:
         if running is None:
             return
         if not running.published:
-            self._keep(running, computed_tokens, blocks)
+            self._keep(request_id, running, computed_tokens, blocks)
         self.table.release(running.lookup.key)
         self._keep_to_limit()
 
@@ -250,6 +265,8 @@ class UserCache:
             self._flight.land(request_id)
         self._found.clear()
         self.table.clear()
+        if self.listener is not None:
+            self.listener.histories_forgotten()
 
     def check_integrity(self) -> None:
         """Check every invariant; for tests.
@@ -267,7 +284,7 @@ class UserCache:
         if leading != set(self._flight.leaders()):
             raise IntegrityError("the leaders are not the requests whose history is to be kept")
 
-    def _keep(self, running: _Running, computed_tokens: int, blocks: Sequence[Any]) -> None:
+    def _keep(self, request_id: str, running: _Running, computed_tokens: int, blocks: Sequence[Any]) -> None:
         history = running.lookup.history
         num_tokens = min(computed_tokens, len(history))
         # Beyond what the request started with, nothing of it was computed: a load that failed or still runs included.
@@ -285,6 +302,9 @@ class UserCache:
             history = history[:num_tokens].copy()
             history.flags.writeable = False
         self.table.put(running.lookup.key, history, blocks[: self._blocks_for(num_tokens)])
+        entry = self.table.get(running.lookup.key)
+        if self.listener is not None and entry is not None and num_tokens == len(running.lookup.history):
+            self.listener.history_kept(request_id, running.lookup.key, entry)
         self._keep_to_limit()
 
     def _make_room(self, missing: int, wanted: dict[UserKey, int]) -> int:
