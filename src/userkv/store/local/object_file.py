@@ -1,0 +1,153 @@
+"""The format of an object's file, and its reading and writing straight from and to memory.
+
+A file, all numbers little-endian::
+
+    offset  bytes
+    0       8      magic, "UserKV" and two zeros
+    8       4      version of this format: 1
+    12      4      zero
+    16      16     the key's digest, as in the file's name
+    32      8      bytes of the object
+    40      8      XXH3 (64 bits) of the object
+    48      8      zero
+    56      8      XXH3 (64 bits) of the 56 bytes before
+    64      ...    the object
+"""
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import xxhash
+
+from userkv.store.backend import ObjectCorruptError, Region
+from userkv.store.checksum import CHUNK
+from userkv.store.regions import Cursor, overlap, total_bytes
+
+MAGIC = b"UserKV\0\0"
+VERSION = 1
+_HEADER = struct.Struct("<8sI4x16sQQ8xQ")
+HEADER_BYTES = _HEADER.size
+DIGEST_BYTES = 16
+
+_MOST_PIECES = os.sysconf("SC_IOV_MAX")
+
+
+_Buffers: TypeAlias = "list[ctypes.Array[ctypes.c_char]]"
+
+
+def write_object(descriptor: int, name: bytes, parts: Sequence[Region], checksum: int | None = None) -> int:
+    """Write an object into an empty file.
+
+    Args:
+        descriptor: the file.
+        name: the key's digest.
+        parts: the bytes.
+        checksum: of the bytes; if it is not known, they are hashed on the way.
+
+    Returns:
+        The checksum.
+
+    Raises:
+        OSError: the file is not complete.
+
+    """
+    state = xxhash.xxh3_64()
+    offset = HEADER_BYTES
+    for batch in _batches(parts):
+        buffers = _buffers(batch)
+        offset += _transfer(os.pwritev, descriptor, buffers, offset)
+        if checksum is None:
+            for buffer in buffers:
+                state.update(buffer)
+    if checksum is None:
+        checksum = state.intdigest()
+    os.pwrite(descriptor, _make_header(name, offset - HEADER_BYTES, checksum), 0)
+    return checksum
+
+
+def read_object(descriptor: int, name: bytes, parts: Sequence[Region]) -> int:
+    """Read an object into ``parts``, in which the same memory may occur more than once.
+
+    Returns:
+        Its checksum, which is verified.
+
+    Raises:
+        ObjectCorruptError: the file is not what was written, or the object is another or has another size.
+        OSError: it could not be read.
+
+    """
+    nbytes = total_bytes(parts)
+    expected = _check_header(os.pread(descriptor, HEADER_BYTES, 0), name, nbytes)
+    if os.fstat(descriptor).st_size != HEADER_BYTES + nbytes:
+        raise ObjectCorruptError("the file is longer or shorter than it says")
+    if _read_parts(descriptor, parts) != expected:
+        raise ObjectCorruptError("the file's bytes are not those that were written")
+    return expected
+
+
+def _make_header(name: bytes, nbytes: int, checksum: int) -> bytes:
+    front = _HEADER.pack(MAGIC, VERSION, name, nbytes, checksum, 0)[:-8]
+    return front + xxhash.xxh3_64_intdigest(front).to_bytes(8, "little")
+
+
+def _check_header(header: bytes, name: bytes, nbytes: int) -> int:
+    """The object's checksum.
+
+    Raises:
+        ObjectCorruptError: this is not the header of such an object.
+
+    """
+    if len(header) != HEADER_BYTES:
+        raise ObjectCorruptError("the file has no header")
+    if xxhash.xxh3_64_intdigest(header[:-8]).to_bytes(8, "little") != header[-8:]:
+        raise ObjectCorruptError("the file's header is damaged")
+    magic, version, digest, size, checksum, _ = _HEADER.unpack(header)
+    if (magic, version) != (MAGIC, VERSION):
+        raise ObjectCorruptError("the file is of another version")
+    if digest != name:
+        raise ObjectCorruptError("the file is another object's")
+    if size != nbytes:
+        raise ObjectCorruptError(f"the object has {size} bytes, not {nbytes}")
+    return int(checksum)
+
+
+def _read_parts(descriptor: int, parts: Sequence[Region]) -> int:
+    state = xxhash.xxh3_64()
+    offset = HEADER_BYTES
+    # Memory that occurs twice holds the last bytes only, so each piece is hashed before the next one comes.
+    for batch in _batches(parts, 1 if overlap(parts) else _MOST_PIECES):
+        buffers = _buffers(batch)
+        offset += _transfer(os.preadv, descriptor, buffers, offset)
+        for buffer in buffers:
+            state.update(buffer)
+    return state.intdigest()
+
+
+def _batches(parts: Sequence[Region], most: int = _MOST_PIECES) -> Iterator[list[Region]]:
+    """The regions in batches for one system call each, small enough to be in the CPU's cache afterwards."""
+    cursor = Cursor(parts)
+    size = CHUNK - HEADER_BYTES  # The header comes first; all other batches begin where a page of the file does.
+    while batch := cursor.take(size, most):
+        yield batch
+        size = CHUNK
+
+
+def _buffers(batch: list[Region]) -> _Buffers:
+    return [(ctypes.c_char * nbytes).from_address(address) for address, nbytes in batch]
+
+
+def _transfer(call: Callable[[int, _Buffers, int], int], descriptor: int, buffers: _Buffers, offset: int) -> int:
+    """Read or write whole buffers, also if the system call does only a part of them. Returns their bytes."""
+    nbytes = sum(map(len, buffers))
+    done = call(descriptor, buffers, offset)
+    while done < nbytes:
+        rest = Cursor([Region(ctypes.addressof(buffer), len(buffer)) for buffer in buffers])
+        rest.take(done)
+        step = call(descriptor, _buffers(rest.take(nbytes)), offset + done)
+        if not step:
+            raise ObjectCorruptError("the file ends too early")
+        done += step
+    return nbytes
