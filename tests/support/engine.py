@@ -120,9 +120,14 @@ def start_engine(**options: Any) -> Iterator[Engine]:
             llm.llm_engine.engine_core.shutdown()
 
 
-def metric(name: str) -> float:
-    """A metric of this process, over all labels; 0 if it does not exist yet."""
-    return sum(sample.value for family in REGISTRY.collect() for sample in family.samples if sample.name == name)
+def metric(name: str, **labels: str) -> float:
+    """A metric of this process, over all labels but those given; 0 if it does not exist yet."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
 
 
 def random_tokens(rng: Any, count: int) -> list[int]:

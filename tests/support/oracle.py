@@ -9,10 +9,11 @@ Any wrong block, stale tail, missing copy or premature look-up shows at once, th
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
+from random import Random
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -20,20 +21,34 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import core as engine_core
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from tests.support.oracle_pool import OraclePool
 from userkv.core.request import UserKey
+from userkv.engine.pool.connector import PoolWorkerMetadata
+from userkv.engine.pool.namespace import Namespaces
+from userkv.engine.pool.saves import PoolSaves
+from userkv.engine.pool.scheduler_half import SchedulerHalf
 from userkv.engine.request_adapter import lookup_of
 from userkv.serving.demo_model import ensure_demo_model
 
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 64
+SPOILT_TOKEN = 7
+"""What a request answers if it was computed from KV that is not there: no right answer contains it."""
 
 
 @cache
-def _config(async_scheduling: bool) -> VllmConfig:
+def _config(async_scheduling: bool, pool: str | None) -> VllmConfig:
+    options = {"load_async": pool == "async", "use_layerwise": pool == "layerwise", "weights_version": "0"}
+    transfer = KVTransferConfig(
+        kv_connector="MooncakeUserStoreConnector",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=options,
+    )
     config = EngineArgs(
         model=str(ensure_demo_model()),
         dtype="float32",
@@ -42,6 +57,7 @@ def _config(async_scheduling: bool) -> VllmConfig:
         max_num_seqs=6,
         enable_prefix_caching=True,
         async_scheduling=async_scheduling,
+        kv_transfer_config=transfer if pool else None,
     ).create_engine_config()
     config.cache_config.block_size = BLOCK_SIZE
     return config
@@ -75,6 +91,8 @@ class _Slot:
     owner: UserKey | None
     prefix: tuple[int, ...]
     weights: int
+    spoilt_by: str = ""
+    """The request that wrote it from blocks that it knew not to be loaded; it may, if it does so again later."""
 
 
 @dataclass
@@ -85,13 +103,15 @@ class OracleEngine:
     async_scheduling: bool
     long_prefill_threshold: int = 0
     policy: str = "fcfs"
+    pool: str | None = None
+    """``"async"``, ``"sync"`` or ``"layerwise"``: with the pool's connector, loading in this way."""
     requests: dict[str, Request] = field(default_factory=dict)
     outputs: dict[str, list[int]] = field(default_factory=dict)
     cached: dict[str, int] = field(default_factory=dict)
     resumed: int = 0
 
     def __post_init__(self) -> None:
-        config = _config(self.async_scheduling)
+        config = _config(self.async_scheduling, self.pool)
         config.cache_config.num_gpu_blocks = self.num_blocks
         config.scheduler_config.long_prefill_token_threshold = self.long_prefill_threshold
         config.scheduler_config.policy = self.policy
@@ -110,6 +130,38 @@ class OracleEngine:
         self._worker: dict[str, _WorkerRequest] = {}
         self._in_flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
         self._count = 0
+        self._bad_blocks: set[int] = set()
+        self._loading_since: dict[str, int] = {}
+        self._settling = False
+        self.oracle_pool = OraclePool(BLOCK_SIZE, self._slots, Random(0))
+        if self.pool:
+            self._attach_pool()
+
+    def _attach_pool(self) -> None:
+        """The connector's real scheduler half, on a pool that the oracle can see through."""
+        manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
+        self._saves = PoolSaves(
+            self.oracle_pool,
+            manager.block_pool,
+            BLOCK_SIZE,
+            max_extent_blocks=5,
+            max_saves=8,
+            ttl_seconds=0,
+            writer="oracle",
+            ended=lambda save, ok: half.save_ended(save, ok),
+        )
+        self.oracle_pool.on_saved = self._saves.saved
+        half = SchedulerHalf(
+            self.oracle_pool,
+            self.users,
+            self._saves,
+            BLOCK_SIZE,
+            lambda key, adapter: f"weights-{self._weights}",
+            lambda: None,
+            load_async=self.pool == "async",
+            save_during_forward=self.pool == "layerwise",
+        )
+        connector.attach(half, Namespaces("oracle", "0", {}), lambda: None)
 
     @property
     def users(self) -> Any:
@@ -145,6 +197,10 @@ class OracleEngine:
 
     def reset(self, running_too: bool) -> bool:
         """New weights: no user request that starts after this may read older KV."""
+        for request_id, request in self.requests.items():
+            # As far as weights go it runs already: its KV is on its way, or there.
+            if request.status != RequestStatus.RUNNING and request.num_computed_tokens:
+                self._loading_since.setdefault(request_id, self._weights)
         self._weights += 1
         done: bool = self.scheduler.reset_prefix_cache(reset_running_requests=running_too)
         return done
@@ -154,6 +210,8 @@ class OracleEngine:
 
     def step(self) -> None:
         """Schedule and compute a step; with async scheduling, its result is taken only after the next is scheduled."""
+        if self.pool:
+            self.oracle_pool.deliver()
         output = self.scheduler.schedule()
         self._in_flight.append((output, self._compute(output)))
         lag = 1 if self.async_scheduling and output.total_num_scheduled_tokens else 0
@@ -170,7 +228,24 @@ class OracleEngine:
         assert not self.requests, f"no progress: {self.requests.keys()} never finish"
         while self._in_flight:
             self._take_result()
+        if self.pool:
+            self._settle()
         self.check()
+
+    def _settle(self) -> None:
+        """Let everything that is under way between engine and pool end."""
+        for _ in range(50):
+            self.oracle_pool.deliver(everything=True)
+            self._settling = True
+            self.step()
+            while self._in_flight:
+                self._take_result()
+            self._settling = False
+            if self.oracle_pool.quiet and not self.scheduler.connector.has_pending_push_work():
+                break
+        assert self.oracle_pool.quiet
+        self.step()
+        assert not self._saves.held_blocks()
 
     def check(self) -> None:
         """Every block is free or referenced exactly as often as its owners say; all other invariants hold too."""
@@ -183,6 +258,8 @@ class OracleEngine:
         for entry in self.users.table.user_to_blocks.values():
             owners.update(block.block_id for block in entry.blocks)
             assert all(block.block_hash is None for block in entry.blocks)
+        if self.pool:
+            owners.update(block.block_id for block in self._saves.held_blocks())
         for block in pool.blocks[1:]:
             assert block.ref_cnt == owners[block.block_id], f"{block} has {owners[block.block_id]} owners"
         free = sum(block.ref_cnt == 0 for block in pool.blocks[1:])
@@ -206,6 +283,9 @@ class OracleEngine:
                 if (copy.src_block_id, slot) in self._slots:
                     self._slots[copy.dst_block_id, slot] = self._slots[copy.src_block_id, slot]
         started = self._admit(output)
+        moved = KVConnectorOutput()
+        if self.pool:
+            self._start_transfers(output, moved)
         for request_id, scheduled in output.num_scheduled_tokens.items():
             request, start = self._worker[request_id], started[request_id]
             for position in range(start, start + scheduled):
@@ -215,19 +295,55 @@ class OracleEngine:
         # of the same step writes (vLLM's own prefix cache relies on it).
         sampled = []
         for request_id, scheduled in output.num_scheduled_tokens.items():
-            request, end = self._worker[request_id], started[request_id] + scheduled
-            for position in range(end):
-                slot = self._slots[self._slot(request, position)]
-                assert slot.prefix == tuple(request.tokens[: position + 1]), f"{request_id} reads KV of other tokens"
-                assert slot.owner == request.owner, f"{request_id} reads KV of {slot.owner}"
-                assert slot.weights >= request.weights or slot.owner is None, f"{request_id} reads KV of old weights"
+            request, start, end = self._worker[request_id], started[request_id], started[request_id] + scheduled
+            spoilt = any(self._reads_spoilt(request_id, position) for position in range(end))
+            if spoilt:
+                for position in range(start, end):
+                    self._slots[self._slot(request, position)] = _Slot(request.owner, (), self._weights, request_id)
             if end == len(request.tokens):
-                request.tokens.append(next_token(tuple(request.tokens)))
+                request.tokens.append(SPOILT_TOKEN if spoilt else next_token(tuple(request.tokens)))
                 sampled.append([request.tokens[-1]])
             else:
                 sampled.append([])
+        if self.pool:
+            self._end_transfers(moved)
         ids = list(output.num_scheduled_tokens)
-        return ModelRunnerOutput(ids, {request_id: i for i, request_id in enumerate(ids)}, sampled)
+        return ModelRunnerOutput(
+            ids, {request_id: i for i, request_id in enumerate(ids)}, sampled, kv_connector_output=moved
+        )
+
+    def _start_transfers(self, output: SchedulerOutput, moved: KVConnectorOutput) -> None:
+        ended, bad = self.oracle_pool.start_step(output.kv_connector_metadata.jobs, self.pool != "async")
+        self._report(moved, ended, bad)
+
+    def _end_transfers(self, moved: KVConnectorOutput) -> None:
+        ended, bad, received = self.oracle_pool.end_step(self._settling)
+        self._report(moved, ended, bad)
+        if self.pool == "async":
+            moved.finished_recving = received or None
+
+    def _report(self, moved: KVConnectorOutput, ended: dict[int, bool], bad: set[int]) -> None:
+        moved.invalid_block_ids |= bad
+        self._bad_blocks |= bad
+        if ended:
+            reports = PoolWorkerMetadata({job_id: (1, ok) for job_id, ok in ended.items()})
+            before = moved.kv_connector_worker_meta
+            moved.kv_connector_worker_meta = reports if before is None else before.aggregate(reports)
+
+    def _reads_spoilt(self, request_id: str, position: int) -> bool:
+        """Check the KV that a request reads at a position; whether it is what a failed load of its own left there."""
+        request = self._worker[request_id]
+        block, offset = self._slot(request, position)
+        slot = self._slots.get((block, offset))
+        if slot is None and block in self._bad_blocks:
+            return True
+        assert slot is not None, f"{request_id} reads KV that nobody has written"
+        if slot.spoilt_by == request_id:
+            return True
+        assert slot.prefix == tuple(request.tokens[: position + 1]), f"{request_id} reads KV of other tokens"
+        assert slot.owner == request.owner, f"{request_id} reads KV of {slot.owner}"
+        assert slot.weights >= request.weights or slot.owner is None, f"{request_id} reads KV of old weights"
+        return False
 
     def _admit(self, output: SchedulerOutput) -> dict[str, int]:
         """Take over the step's block tables; returns where each request's computation starts."""
@@ -236,7 +352,8 @@ class OracleEngine:
             lookup = lookup_of(self.scheduler.requests[new.req_id])
             owner = lookup.key if lookup else None
             tokens, blocks = list(new.prompt_token_ids), list(new.block_ids[0])
-            self._worker[new.req_id] = _WorkerRequest(tokens, blocks, owner, self._weights)
+            weights = self._loading_since.pop(new.req_id, self._weights)
+            self._worker[new.req_id] = _WorkerRequest(tokens, blocks, owner, weights)
             started[new.req_id] = new.num_computed_tokens
             self.cached[new.req_id] = new.num_computed_tokens
         known = output.scheduled_cached_reqs
@@ -246,7 +363,7 @@ class OracleEngine:
                 request.tokens = list(known.all_token_ids[request_id])
             blocks = list((known.new_block_ids[i] or ([],))[0])
             if request_id in known.resumed_req_ids:
-                request.blocks, request.weights = blocks, self._weights
+                request.blocks, request.weights = blocks, self._loading_since.pop(request_id, self._weights)
                 self.resumed += 1
             else:
                 request.blocks += blocks

@@ -11,3 +11,4 @@ def put_users_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "_installed", True)
     for owner, name, value in list(patches.replacements()):
         monkeypatch.setattr(owner, name, value)
+    patches.register_connector()

@@ -12,6 +12,7 @@ only if ``KV_MANAGER_FOR_GR`` is on. Each replacement calls the original.
 | ``InputProcessor.process_inputs`` | bad user parameters are refused before any compute |
 | ``AsyncLLM.generate`` / ``encode`` | the same before a streamed HTTP response has begun with 200 |
 | ``StatLoggerManager.__init__`` / ``record`` | figures arrive in the API server |
+| ``EngineCore.set_weight_version`` | KV of other weights is not found any more, in HBM and in the pool |
 | ``EngineArgs.create_engine_config`` | unsupported engines are refused in the user's own process |
 """
 
@@ -25,6 +26,7 @@ import vllm.v1.core.kv_cache_manager as kv_cache_manager
 import vllm.v1.core.sched.scheduler as scheduler_module
 import vllm.v1.engine.core as engine_core
 from vllm.config import SchedulerConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
@@ -34,6 +36,8 @@ from userkv.core.settings import VLLM_STYLE_NAMES, CacheSettings
 from userkv.engine import metrics, support
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.manager import KVCacheManagerForGR
+from userkv.engine.pool.assemble import CONNECTOR
+from userkv.engine.pool.connector import MooncakeUserStoreConnector
 from userkv.engine.request_adapter import parse_user_request, skip_hashing_user_requests, user_params
 from userkv.engine.scheduler import with_users
 
@@ -48,6 +52,13 @@ def install() -> None:
         vllm.envs.environment_variables.setdefault(name, lambda: None)
     for owner, name, value in replacements():
         setattr(owner, name, value)
+    register_connector()
+
+
+def register_connector() -> None:
+    """Make ``MooncakeUserStoreConnector`` known to vLLM by its name, if it is not."""
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "userkv.engine.pool.connector", CONNECTOR)
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -62,6 +73,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         (AsyncLLM, "encode", _validated_early),
         (StatLoggerManager, "__init__", _named),
         (StatLoggerManager, "record", _recorded),
+        (engine_core.EngineCore, "set_weight_version", _new_weights),
         (EngineArgs, "create_engine_config", _checked_config),
     ):
         yield owner, name, _around(getattr(owner, name), around)
@@ -171,3 +183,13 @@ def _checked_config(original: Callable[..., Any], call: Call) -> Any:
     config = original(*call.args, **call.kwargs)
     support.check_config(config)
     return config
+
+
+def _new_weights(original: Callable[..., None], call: Call) -> None:
+    original(*call.args, **call.kwargs)
+    scheduler, version = call.arguments["self"].scheduler, call.arguments["weight_version"]
+    connector = scheduler.get_kv_connector()
+    if isinstance(connector, MooncakeUserStoreConnector):
+        connector.set_weights_version(version)
+    else:
+        scheduler.kv_cache_manager.reset_prefix_cache()

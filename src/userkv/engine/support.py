@@ -6,9 +6,11 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.settings import ENABLE
+from userkv.engine.pool.assemble import CONNECTOR, check_transfer_config
 
-CONNECTORS = ("MooncakeConnector", "NixlConnector")
-"""KV connectors that hand over a request's own blocks and keep nothing: they cannot give one user's KV to another.
+CONNECTORS = (CONNECTOR, "MooncakeConnector", "NixlConnector")
+"""KV connectors that cannot give one user's KV to another: ours, and those that hand over a request's own blocks
+and keep nothing.
 
 Those that store KV by block hashes or tokens would, and some fail on user requests, which have no hashes.
 """
@@ -44,6 +46,8 @@ def check_config(config: VllmConfig) -> None:
     connector = config.kv_transfer_config.kv_connector if config.kv_transfer_config is not None else None
     if connector is not None and connector not in CONNECTORS:
         _refuse(f"the KV connector {connector} finds KV by its tokens, whoever the user is")
+    if connector == CONNECTOR:
+        check_transfer_config(config)
 
 
 def check_kv_cache(

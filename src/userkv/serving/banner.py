@@ -55,6 +55,7 @@ def render_banner(plan: LaunchPlan, settings: CacheSettings, metrics: str) -> st
         lines.append(f"  KV cache  {blocks} blocks of {block_size} tokens, {blocks * block_size} tokens in all")
     lines.append(f"  users     {_limits(settings)}" if plan.users else "  users     off (--no-users)")
     if plan.users:
+        lines.append(f"  pool      {plan.pool}")
         lines.append(
             f"Try this; sent again, its answer says cached_tokens {EXAMPLE_HISTORY_LEN}, which is the history of alice:"
         )

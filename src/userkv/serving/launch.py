@@ -14,6 +14,7 @@ from pathlib import Path
 
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, ensure_demo_model
 from userkv.serving.signals import turn_interrupts_into_sigterm
 
@@ -43,6 +44,7 @@ class LaunchPlan:
         users: whether the user-granular cache is on.
         vllm_arguments: command line of vLLM's API server.
         environment: variables to set before vLLM is imported; ``None`` removes one.
+        pool: in words, where users' KV is kept outside the engine.
 
     """
 
@@ -53,6 +55,7 @@ class LaunchPlan:
     users: bool
     vllm_arguments: list[str]
     environment: dict[str, str | None] = field(default_factory=dict)
+    pool: str = "none"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -84,6 +87,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="GIB",
         help=f"size of the KV cache (default on a CPU: ${_KV_SPACE_VARIABLE}, else {DEFAULT_KV_CACHE_GIB:g})",
     )
+    pool_options.add_options(parser)
     parser.add_argument("--no-users", action="store_true", help="leave vLLM as it is, without the user-granular cache")
     parser.add_argument("--verbose", action="store_true", help="show vLLM's own log and tracebacks")
     parser.set_defaults(run=run, takes_passthrough=True)
@@ -125,6 +129,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
         raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
     environment = _environment(args, env)
+    pool = pool_options.pool_settings(args, env)
     port = available_port(args.host, args.port)
     model = resolve_model(args.model)
     if Path(model).is_dir():
@@ -137,12 +142,14 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         host=args.host,
         port=port,
         users=not args.no_users,
+        pool=pool_options.describe(pool),
         vllm_arguments=[
             *("--model", model, "--served-model-name", served_name, "--host", args.host, "--port", str(port)),
             "--enable-prompt-tokens-details",
             "--enable-prefix-caching",
             *("--shutdown-timeout", str(SHUTDOWN_SECONDS)),
             *(_as_options(DEMO_ENGINE_ARGUMENTS) if demo else ()),
+            *pool_options.transfer_arguments(pool),
             *_kv_cache_arguments(args.kv_cache_gib, env, on_cpu),
             *(() if args.verbose else ("--uvicorn-log-level", "warning")),
             *passthrough,  # Last, so that they win.

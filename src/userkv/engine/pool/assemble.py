@@ -1,0 +1,189 @@
+"""Puts the two halves of the connector together from vLLM's configuration."""
+
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+
+from userkv.core.errors import InvalidSettingError, UnsupportedEngineError
+from userkv.core.pool_settings import PoolSettings
+from userkv.engine.manager import KVCacheManagerForGR
+from userkv.engine.pool.agreement import AgreedPool
+from userkv.engine.pool.backends import open_backend
+from userkv.engine.pool.device import kv_memory
+from userkv.engine.pool.layout import KVLayout
+from userkv.engine.pool.lookup_rpc import MooncakeLookupClient
+from userkv.engine.pool.mooncake_engine import MooncakeEngine
+from userkv.engine.pool.namespace import Namespaces, weights_fingerprint
+from userkv.engine.pool.saves import PoolSaves
+from userkv.engine.pool.scheduler_half import SchedulerHalf
+from userkv.engine.pool.worker_half import WorkerHalf
+from userkv.store.user_store import MooncakeUserStore
+
+CONNECTOR = "MooncakeUserStoreConnector"
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What the scheduler must know of a worker: where to call it, and how its KV lies in memory."""
+
+    endpoint: str
+    layout: str
+    block_nbytes: int
+
+
+def check_transfer_config(config: VllmConfig) -> PoolSettings:
+    """The connector's settings, checked as far as the configuration shows.
+
+    Raises:
+        InvalidSettingError: an option cannot be used.
+        UnsupportedEngineError: the engine cannot use the pool.
+
+    """
+    transfer = config.kv_transfer_config
+    assert transfer is not None
+    settings = PoolSettings.from_extra_config(transfer.kv_connector_extra_config)
+    if transfer.kv_load_failure_policy != "recompute":
+        raise InvalidSettingError(
+            f"{CONNECTOR} needs requests to survive failed loads; "
+            'add "kv_load_failure_policy": "recompute" to --kv-transfer-config'
+        )
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedEngineError(f"{CONNECTOR} does not work with pipeline parallelism; use tensor parallelism")
+    if not settings.weights_version:
+        _weights_version(config)  # Only to complain in the process that the user started.
+    return settings
+
+
+def make_worker(
+    config: VllmConfig, settings: PoolSettings, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, rank: int
+) -> tuple[WorkerHalf, WorkerFacts]:
+    """The half that runs in the worker of a rank, with the pool opened and the KV memory registered.
+
+    Raises:
+        InvalidSettingError: the pool cannot be opened like this.
+        UnsupportedEngineError: the KV memory has a layout that cannot be moved block by block.
+
+    """
+    ordered = dict(sorted(kv_caches.items(), key=lambda item: _layer_number(item[0])))
+    layout = KVLayout.of(ordered, num_blocks)
+    memory = kv_memory(ordered, layout.largest_piece)
+    world_size = config.parallel_config.world_size
+    backend = open_backend(settings, world_size, rank)
+    backend.register(memory.host_spans(layout.spans()))
+    num_layers = len(ordered) if settings.use_layerwise else 0
+    store = MooncakeUserStore(backend, world_size, rank, num_layers)
+    endpoint = _endpoint(config, settings, rank)
+    worker = WorkerHalf(
+        MooncakeEngine(store, layout, memory, layerwise=settings.use_layerwise),
+        store,
+        backend,
+        memory,
+        endpoint,
+        load_async=settings.loads_async,
+        layerwise=settings.use_layerwise,
+        prefetch_layers=settings.layerwise_prefetch_layers,
+        load_threads=settings.load_threads,
+        max_queued_saves=settings.max_queued_saves,
+    )
+    kernels = {
+        (layer.get_attn_backend().get_name(), getattr(layer, "isa", ""))
+        for name, layer in config.compilation_config.static_forward_context.items()
+        if name in ordered
+    }
+    return worker, WorkerFacts(endpoint, f"{layout.description} {sorted(kernels)}", layout.block_nbytes)
+
+
+def make_scheduler(
+    config: VllmConfig, settings: PoolSettings, manager: KVCacheManagerForGR, workers: list[WorkerFacts]
+) -> tuple[SchedulerHalf, Namespaces, Callable[[], None]]:
+    """The half that runs in the scheduler's process, its namespaces, and a function that ends it."""
+    transfer, block_size = config.kv_transfer_config, manager.coordinator.block_size
+    assert transfer is not None
+    halves: list[SchedulerHalf] = []
+    saves: list[PoolSaves] = []
+    client = MooncakeLookupClient(
+        [worker.endpoint for worker in workers],
+        settings.lookup_timeout_ms / 1000,
+        lambda rank, notice: saves[0].saved(notice.job_id, notice.ok) if saves else None,
+    )
+    pool = AgreedPool(client)
+    if settings.saves(transfer.kv_role):
+        saves.append(
+            PoolSaves(
+                pool,
+                manager.block_pool,
+                block_size,
+                max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
+                settings.max_queued_saves,
+                settings.ttl_seconds,
+                f"{socket.gethostname()}:{os.getpid()}",
+                lambda save, ok: halves[0].save_ended(save, ok),
+            )
+        )
+    namespaces = Namespaces(
+        _model_name(config), settings.weights_version or _weights_version(config), _facts(config, settings, workers)
+    )
+    half = SchedulerHalf(
+        pool,
+        manager.users,
+        saves[0] if saves else None,
+        block_size,
+        namespaces.of,
+        namespaces.renew,
+        loads=settings.loads(transfer.kv_role),
+        load_async=settings.loads_async,
+        save_during_forward=settings.use_layerwise,
+    )
+    halves.append(half)
+    return half, namespaces, client.close
+
+
+def _facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerFacts]) -> Any:
+    model = config.model_config
+    hf_config = {
+        name: value
+        for name, value in model.hf_config.to_dict().items()
+        if name not in ("_name_or_path", "transformers_version")
+    }
+    return {
+        "config": hf_config,
+        "dtype": str(model.dtype),
+        "kv_dtype": str(config.cache_config.cache_dtype),
+        "quantization": str(model.quantization),
+        "block_size": config.cache_config.block_size,
+        "world_size": config.parallel_config.world_size,
+        "layouts": [worker.layout for worker in workers],
+        "layerwise": settings.use_layerwise,
+        "vllm": vllm.__version__,
+    }
+
+
+def _model_name(config: VllmConfig) -> str:
+    """The model's name without the place where it lies, which may differ between machines."""
+    return config.model_config.model.rstrip("/").split("/")[-1]
+
+
+def _weights_version(config: VllmConfig) -> str:
+    if config.load_config.load_format == "dummy":
+        return f"dummy-{config.model_config.seed}"
+    return weights_fingerprint(config.model_config.model)
+
+
+def _layer_number(name: str) -> tuple[int, str]:
+    number = re.search(r"\.(\d+)\.", name)
+    return (int(number[1]) if number else -1, name)
+
+
+def _endpoint(config: VllmConfig, settings: PoolSettings, rank: int) -> str:
+    if settings.lookup_rpc_port:
+        return f"tcp://127.0.0.1:{settings.lookup_rpc_port + rank}"
+    # Made by each worker for itself: readable by this user alone, and short enough for a socket's address.
+    return f"ipc://{tempfile.mkdtemp(prefix='userkv-')}/rank-{rank}"

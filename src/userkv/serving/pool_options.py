@@ -1,0 +1,112 @@
+"""The pool's part of ``userkv serve``: from a few options to vLLM's ``--kv-transfer-config``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from userkv.core.errors import InvalidSettingError
+from userkv.core.pool_settings import PoolSettings
+from userkv.serving.demo_model import userkv_home
+
+CONNECTOR = "MooncakeUserStoreConnector"
+KINDS = ("local", "mooncake", "none")
+DIRECTORY_VARIABLE = "USERKV_POOL_DIR"
+_TRANSFER_OPTIONS = ("--kv-transfer-config", "-kvt")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the pool's options to ``userkv serve``."""
+    group = parser.add_argument_group("the pool, which keeps users' KV outside the engine")
+    group.add_argument(
+        "--pool",
+        choices=KINDS,
+        default="local",
+        help="local: memory and disk of this machine; mooncake: Mooncake Store, as MOONCAKE_CONFIG_PATH or a master "
+        "that `userkv pool start` started here says; none (default: %(default)s)",
+    )
+    group.add_argument(
+        "--pool-dir",
+        metavar="DIR",
+        help=f"directory of the local pool's disk tier (default: ${DIRECTORY_VARIABLE}, else pool/ in USERKV_HOME)",
+    )
+    group.add_argument("--pool-dram", metavar="SIZE", help="memory of the local pool, such as 4GiB (default: 1GiB)")
+    group.add_argument("--pool-ssd", metavar="SIZE", help="disk space of the local pool (default: 8GiB; 0: no disk)")
+    group.add_argument(
+        "--pool-option",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="any other option of the connector, for example use_layerwise=true (docs/operations.md); repeatable",
+    )
+
+
+def pool_settings(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """``kv_connector_extra_config`` as the options say; ``None`` without a pool.
+
+    Raises:
+        InvalidSettingError: an option cannot be used, or does not fit the others.
+
+    """
+    theirs = any(word.split("=")[0] in _TRANSFER_OPTIONS for word in args.passthrough)
+    local = {"local_dir": args.pool_dir, "local_dram_bytes": args.pool_dram, "local_ssd_bytes": args.pool_ssd}
+    local = {name: value for name, value in local.items() if value is not None}
+    if args.no_users or args.pool == "none" or theirs:
+        if local or args.pool_option:
+            reason = "--kv-transfer-config" if theirs else "--no-users" if args.no_users else "--pool none"
+            raise InvalidSettingError(
+                f"with {reason} there is no pool to set options of; leave the --pool-* options away"
+            )
+        return None
+    options: dict[str, Any] = {"backend": args.pool}
+    if args.pool == "local":
+        directory = args.pool_dir or env.get(DIRECTORY_VARIABLE) or str(userkv_home() / "pool")
+        options |= local | {"local_dir": str(Path(directory).expanduser().absolute())}
+    elif local:
+        raise InvalidSettingError("--pool-dir, --pool-dram and --pool-ssd are for --pool local; leave them away")
+    options.update(_named(args.pool_option))
+    PoolSettings.from_extra_config(options)
+    return options
+
+
+def transfer_arguments(options: Mapping[str, Any] | None) -> Sequence[str]:
+    """vLLM's arguments for a pool with these options."""
+    if options is None:
+        return ()
+    config = {
+        "kv_connector": CONNECTOR,
+        "kv_role": "kv_both",
+        # Without it vLLM fails a request whose KV could not be loaded.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": dict(options),
+    }
+    return _TRANSFER_OPTIONS[0], json.dumps(config)
+
+
+def describe(options: Mapping[str, Any] | None) -> str:
+    """One line for the banner."""
+    if options is None:
+        return "none: KV that leaves the KV cache is computed again"
+    if options["backend"] == "mooncake":
+        return "Mooncake Store"
+    settings = PoolSettings.from_extra_config(options)
+    memory = f"{settings.local_dram_bytes / 2**30:g} GiB of memory"
+    if not settings.local_ssd_bytes:
+        return memory
+    return f"{memory}, {settings.local_ssd_bytes / 2**30:g} GiB in {settings.local_dir}"
+
+
+def _named(words: Sequence[str]) -> dict[str, Any]:
+    options = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not separator:
+            raise InvalidSettingError(f"--pool-option {word!r} has no value; write NAME=VALUE")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value  # A word, such as a directory.
+    return options

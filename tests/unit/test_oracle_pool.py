@@ -1,0 +1,57 @@
+"""The pool's connector in vLLM's real scheduler: loads that are late or fail, saves, evictions, a pool that is down."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from tests.unit.test_oracle import EXAMPLES, GRTraffic
+
+
+class PoolTraffic(GRTraffic):
+    """The same traffic, with a pool in which everything happens that can."""
+
+    pool = "async"
+
+    @rule(
+        event=st.sampled_from(
+            ["down", "up", "up", "loads fail", "saves fail", "all is well", "all is well", "lose", "lose", "empty HBM"]
+        )
+    )
+    def disturb(self, event: str) -> None:
+        pool = self.engine.oracle_pool
+        if event == "lose":
+            pool.lose()
+        elif event == "empty HBM":
+            while self.engine.users.table.evict_one():
+                pass
+        elif event in ("down", "up"):
+            pool.down = event == "down"
+        else:
+            pool.failing_loads = event == "loads fail"
+            pool.failing_saves = event == "saves fail"
+
+
+def machine(how: str, scheduling: bool) -> type[PoolTraffic]:
+    return type("Machine", (PoolTraffic,), {"pool": how, "async_scheduling": scheduling})
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("how", ["async", "sync", "layerwise"])
+@pytest.mark.parametrize("single_flight_ms", [0, 5000])
+def test_no_request_ever_reads_wrong_kv(
+    how: str, async_scheduling: bool, single_flight_ms: int, patched_vllm: pytest.MonkeyPatch
+) -> None:
+    patched_vllm.setenv("USERKV_SINGLE_FLIGHT_MAX_WAIT_MS", str(single_flight_ms))
+    patched_vllm.setenv("VLLM_USER_KV_LRU_MAX_USERS", "2")
+    run_state_machine_as_test(
+        machine(how, async_scheduling),
+        settings=settings(
+            max_examples=EXAMPLES // 2,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
