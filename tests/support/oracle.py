@@ -28,6 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.support.oracle_pool import OraclePool
 from userkv.core.request import UserKey
 from userkv.engine.pool.connector import PoolWorkerMetadata
+from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.namespace import Namespaces
 from userkv.engine.pool.saves import PoolSaves
 from userkv.engine.pool.scheduler_half import SchedulerHalf
@@ -78,6 +79,7 @@ def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
 
 @dataclass
 class _WorkerRequest:
+    prompt_len: int
     tokens: list[int]
     blocks: list[int]
     owner: UserKey | None
@@ -148,13 +150,15 @@ class OracleEngine:
             max_saves=8,
             ttl_seconds=0,
             writer="oracle",
-            ended=lambda save, ok: half.save_ended(save, ok),
         )
+        keeper = PoolKeeper(self._saves, self.users.table)
+        self._saves.ended = keeper.save_ended
         self.oracle_pool.on_saved = self._saves.saved
         half = SchedulerHalf(
             self.oracle_pool,
             self.users,
             self._saves,
+            keeper,
             BLOCK_SIZE,
             lambda key, adapter: f"weights-{self._weights}",
             lambda: None,
@@ -353,7 +357,7 @@ class OracleEngine:
             owner = lookup.key if lookup else None
             tokens, blocks = list(new.prompt_token_ids), list(new.block_ids[0])
             weights = self._loading_since.pop(new.req_id, self._weights)
-            self._worker[new.req_id] = _WorkerRequest(tokens, blocks, owner, weights)
+            self._worker[new.req_id] = _WorkerRequest(len(tokens), tokens, blocks, owner, weights)
             started[new.req_id] = new.num_computed_tokens
             self.cached[new.req_id] = new.num_computed_tokens
         known = output.scheduled_cached_reqs
@@ -361,6 +365,8 @@ class OracleEngine:
             request = self._worker[request_id]
             if request_id in known.all_token_ids:
                 request.tokens = list(known.all_token_ids[request_id])
+            # As in vLLM's worker: output that came from a failed load is taken back.
+            del request.tokens[request.prompt_len + known.num_output_tokens[i] :]
             blocks = list((known.new_block_ids[i] or ([],))[0])
             if request_id in known.resumed_req_ids:
                 request.blocks, request.weights = blocks, self._loading_since.pop(request_id, self._weights)

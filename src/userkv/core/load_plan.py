@@ -36,18 +36,24 @@ def plan_load(record: UserRecord, first_block: int, num_blocks: int) -> tuple[Ex
         raise ValueError(
             f"the record has {record.num_blocks} blocks, not blocks {first_block} to {first_block + num_blocks}"
         )
-    owners = record.block_owners()[first_block : first_block + num_blocks]
-    # Sorted once: this runs in the scheduler, and a long history has hundreds of extents.
-    by_owner = np.argsort(owners, kind="stable")
-    indices, starts = np.unique(owners[by_owner], return_index=True)
     reads = []
-    for index, targets in zip(indices.tolist(), np.split(by_owner, starts[1:]), strict=False):
-        extent = record.extents[index]
+    missing = [(first_block, first_block + num_blocks)] if num_blocks else []
+    for extent in reversed(record.extents):
+        if not missing:
+            break
         wanted: list[int | None] = [None] * extent.num_blocks
-        for target in targets.tolist():
-            wanted[first_block + target - extent.first_block] = target
-        reads.append(ExtentRead(extent, tuple(wanted)))
-    return tuple(reads)
+        rest = []
+        for start, end in missing:
+            low, high = max(start, extent.first_block), min(end, extent.end_block)
+            if low >= high:
+                rest.append((start, end))
+                continue
+            wanted[low - extent.first_block : high - extent.first_block] = range(low - first_block, high - first_block)
+            rest += [piece for piece in ((start, low), (high, end)) if piece[0] < piece[1]]
+        if rest != missing:
+            reads.append(ExtentRead(extent, tuple(wanted)))
+        missing = rest
+    return tuple(reversed(reads))
 
 
 def usable_tokens(record: UserRecord, present: Sequence[bool]) -> int:

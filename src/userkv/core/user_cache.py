@@ -42,6 +42,9 @@ class UserCacheListener(Protocol):
     def history_kept(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
         """A request has computed its whole history, which is in the table now."""
 
+    def request_stopped(self, request_id: str) -> None:
+        """A request ends, is aborted or preempted; if its history was to be kept, it has been."""
+
     def histories_forgotten(self) -> None:
         """All users were forgotten, because their KV is not valid any more."""
 
@@ -221,6 +224,8 @@ class UserCache:
             return
         if not running.published:
             self._keep(request_id, running, computed_tokens, blocks)
+        if self.listener is not None:
+            self.listener.request_stopped(request_id)
         self.table.release(running.lookup.key)
         self._keep_to_limit()
 

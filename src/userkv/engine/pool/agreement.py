@@ -115,13 +115,15 @@ class AgreedPool:
         def located(reply: Reply) -> None:
             votes.append(reply.tiers if isinstance(reply, Located) else ())
             if len(votes) == self.num_ranks:
-                done(_agree(record, votes) if all(votes) else UNKNOWN)
+                done(_agree(record, votes))
 
         for rank in range(1, self.num_ranks):
             self._client.call(rank, Locate, located, uid, namespace, to_wire(record.extents))
 
 
 def _agree(record: UserRecord, votes: Sequence[tuple[str, ...]]) -> PoolAnswer:
+    if any(len(tiers) != len(record.extents) for tiers in votes):
+        return UNKNOWN
     by_extent = list(zip(*votes, strict=True))
     present = [all(tiers) for tiers in by_extent]
     used = {tier for tiers in by_extent for tier in tiers if tier}

@@ -18,6 +18,7 @@ from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.agreement import AgreedPool
 from userkv.engine.pool.backends import open_backend
 from userkv.engine.pool.device import kv_memory
+from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.layout import KVLayout
 from userkv.engine.pool.lookup_rpc import MooncakeLookupClient
 from userkv.engine.pool.mooncake_engine import MooncakeEngine
@@ -107,34 +108,34 @@ def make_scheduler(
     """The half that runs in the scheduler's process, its namespaces, and a function that ends it."""
     transfer, block_size = config.kv_transfer_config, manager.coordinator.block_size
     assert transfer is not None
-    halves: list[SchedulerHalf] = []
-    saves: list[PoolSaves] = []
+    saves: PoolSaves | None = None
+    keeper: PoolKeeper | None = None
     client = MooncakeLookupClient(
         [worker.endpoint for worker in workers],
         settings.lookup_timeout_ms / 1000,
-        lambda rank, notice: saves[0].saved(notice.job_id, notice.ok) if saves else None,
+        lambda rank, notice: saves.saved(notice.job_id, notice.ok) if saves is not None else None,
     )
     pool = AgreedPool(client)
     if settings.saves(transfer.kv_role):
-        saves.append(
-            PoolSaves(
-                pool,
-                manager.block_pool,
-                block_size,
-                max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
-                settings.max_queued_saves,
-                settings.ttl_seconds,
-                f"{socket.gethostname()}:{os.getpid()}",
-                lambda save, ok: halves[0].save_ended(save, ok),
-            )
+        saves = PoolSaves(
+            pool,
+            manager.block_pool,
+            block_size,
+            max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
+            settings.max_queued_saves,
+            settings.ttl_seconds,
+            f"{socket.gethostname()}:{os.getpid()}",
         )
+        keeper = PoolKeeper(saves, manager.users.table)
+        saves.ended = keeper.save_ended
     namespaces = Namespaces(
         _model_name(config), settings.weights_version or _weights_version(config), _facts(config, settings, workers)
     )
     half = SchedulerHalf(
         pool,
         manager.users,
-        saves[0] if saves else None,
+        saves,
+        keeper,
         block_size,
         namespaces.of,
         namespaces.renew,
@@ -142,7 +143,6 @@ def make_scheduler(
         load_async=settings.loads_async,
         save_during_forward=settings.use_layerwise,
     )
-    halves.append(half)
     return half, namespaces, client.close
 
 

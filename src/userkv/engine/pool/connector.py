@@ -214,6 +214,10 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.request_finished(request, block_ids[0])
 
+    def has_pending_block_frees(self) -> bool:
+        # Otherwise vLLM preempts a request for blocks that a save still holds, and frees nothing by it.
+        return self._scheduler is not None and self._scheduler.holds_blocks()
+
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.needs_step()
 

@@ -50,13 +50,14 @@ class KVLayout:
 
         """
         planes = tuple(_planes(name, tensor, num_blocks) for name, tensor in kv_caches.items())
-        shapes = [f"{tuple(t.shape)}/{t.stride()}/{t.dtype}".replace(str(num_blocks), "N") for t in kv_caches.values()]
+        kinds = [_describe(t, _block_dim(name, t, num_blocks), num_blocks) for name, t in kv_caches.items()]
+        kinds = [f"{kind}/{len(layer)}x{layer[0].nbytes}" for kind, layer in zip(kinds, planes, strict=True)]
         return cls(
             layer_names=tuple(kv_caches),
             num_blocks=num_blocks,
             block_nbytes=sum(plane.nbytes for layer in planes for plane in layer),
             planes=planes,
-            description=f"{len(planes)} layers, {sorted(set(shapes))}",
+            description=f"{len(planes)} layers of {sorted(set(kinds))}",
         )
 
     @property
@@ -89,13 +90,19 @@ class KVLayout:
 
     def spans(self) -> list[Region]:
         """All KV memory: what a transport has to register."""
-        return sorted(
-            {
-                Region(plane.base, (self.num_blocks - 1) * plane.stride + plane.nbytes)
-                for layer in self.planes
-                for plane in layer
-            }
+        spans = sorted(
+            Region(plane.base, (self.num_blocks - 1) * plane.stride + plane.nbytes)
+            for layer in self.planes
+            for plane in layer
         )
+        merged: list[Region] = []
+        for address, nbytes in spans:
+            if merged and address < sum(merged[-1]):
+                start = merged[-1].address
+                merged[-1] = Region(start, max(sum(merged[-1]), address + nbytes) - start)
+            else:
+                merged.append(Region(address, nbytes))
+        return merged
 
 
 def _runs(block_ids: Sequence[int | None], apart: int) -> list[tuple[int | None, int]]:
@@ -112,28 +119,32 @@ def _runs(block_ids: Sequence[int | None], apart: int) -> list[tuple[int | None,
 
 
 def _planes(name: str, tensor: torch.Tensor, num_blocks: int) -> tuple[_Plane, ...]:
-    size = tensor.element_size()
-    dims = sorted(
-        ((stride * size, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True) if extent > 1),
-        reverse=True,
-    )
-    if num_blocks == 1:
-        dims.insert(0, (tensor.numel() * size, 1))
-    at = next((i for i, (_, extent) in enumerate(dims) if extent == num_blocks), None)
-    if at is None:
-        # vLLM may split its blocks into smaller ones for a kernel.
-        at = next((i for i, (_, extent) in enumerate(dims) if extent % num_blocks == 0), None)
-        if at is not None:
-            stride, extent = dims[at]
-            dims[at : at + 1] = [(stride * (extent // num_blocks), num_blocks), (stride, extent // num_blocks)]
-    if at is None:
-        raise UnsupportedEngineError(f"the KV tensor of {name} has no dimension of {num_blocks} blocks")
-    nbytes = size
-    for stride, extent in reversed(dims[at + 1 :]):
-        if stride != nbytes:
+    size, at = tensor.element_size(), _block_dim(name, tensor, num_blocks)
+    # vLLM may split its blocks into smaller ones for a kernel.
+    split, stride = tensor.shape[at] // num_blocks, tensor.stride(at) * size
+    dims = [(tensor.stride(i) * size, tensor.shape[i]) for i in range(tensor.dim()) if i != at and tensor.shape[i] > 1]
+    if split > 1:
+        dims.append((stride, split))
+    nbytes, offsets = size, [0]
+    for distance, extent in sorted(dims):
+        if distance == nbytes and len(offsets) == 1:
+            nbytes *= extent
+        elif distance >= stride:
+            offsets = [offset + i * distance for i in range(extent) for offset in offsets]
+        else:
             raise UnsupportedEngineError(f"a KV block of {name} is scattered (strides {tensor.stride()})")
-        nbytes *= extent
-    offsets = [0]
-    for stride, extent in dims[:at]:
-        offsets = [offset + i * stride for offset in offsets for i in range(extent)]
-    return tuple(_Plane(tensor.data_ptr() + offset, dims[at][0], nbytes) for offset in offsets)
+    return tuple(_Plane(tensor.data_ptr() + offset, stride * split, nbytes) for offset in sorted(offsets))
+
+
+def _block_dim(name: str, tensor: torch.Tensor, num_blocks: int) -> int:
+    """Blocks come first in vLLM's tensors, or after the pair of K and V."""
+    for dim in range(min(2, tensor.dim())):
+        if tensor.shape[dim] % num_blocks == 0 and not (dim == 0 and tensor.shape[0] == 2 != num_blocks):
+            return dim
+    raise UnsupportedEngineError(f"the KV tensor of {name} has no dimension of {num_blocks} blocks")
+
+
+def _describe(tensor: torch.Tensor, at: int, num_blocks: int) -> str:
+    """What decides the order of a block's bytes, whatever the number of blocks."""
+    order = sorted((i for i in range(tensor.dim()) if i != at), key=lambda i: -tensor.stride(i))
+    return f"{tensor.dtype}:{tensor.shape[at] // num_blocks}:{[(i, tensor.shape[i]) for i in order]}"

@@ -5,6 +5,7 @@ never waits. The server answers from a few threads of its own, beside the model'
 in a directory that only this user can enter, or TCP on the loopback interface.
 """
 
+import contextlib
 import itertools
 import logging
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from userkv.core.errors import InvalidSettingError
 from userkv.engine.pool.messages import Call, Failed, Hello, Located, Reply, Saved, ToScheduler
 
 logger = logging.getLogger(__name__)
@@ -27,15 +29,15 @@ Callback = Callable[[Reply], None]
 
 
 class MooncakeLookupServer:
-    """Answers one scheduler. Lives in a worker; has threads of its own.
+    """Answers one scheduler: whoever said :class:`Hello` last gets all replies. Lives in a worker; has threads.
 
     Args:
         endpoint: ZeroMQ address to listen on; the directory of a Unix socket belongs to the server.
-        answer: called from several threads at once; must not raise.
+        answer: called from several threads at once.
         threads: calls that are answered at the same time.
 
     Raises:
-        OSError: the address is taken or cannot be listened on.
+        InvalidSettingError: the address cannot be listened on.
 
     """
 
@@ -43,82 +45,105 @@ class MooncakeLookupServer:
         self.endpoint = endpoint
         self._answer = answer
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.bind(endpoint)
-        self._outbox: deque[tuple[bytes, bytes]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._socket = _unlimited(self._context.socket(zmq.ROUTER))
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            raise InvalidSettingError(
+                f"look-ups cannot listen on {endpoint} ({error.strerror}); choose another lookup_rpc_port, or 0"
+            ) from error
+        self._outbox: deque[bytes] = deque()
+        self._lock = threading.Lock()  # Over the life of the file descriptor below.
+        self._wake: int | None = os.eventfd(0, os.EFD_NONBLOCK)
         self._scheduler = b""
-        self._notices: deque[bytes] = deque()
-        self._closing = False
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Call)
+        self._accepting = True
+        self._stopping = False
+        self._decoder = msgspec.msgpack.Decoder(Call)
         self._pool = ThreadPoolExecutor(threads, "MooncakeLookupServer")
-        self._thread = threading.Thread(target=self._run, name="MooncakeLookupServer", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._wake,), name="MooncakeLookupServer", daemon=True)
         self._thread.start()
 
     def notify(self, notice: Saved) -> None:
-        """Tell the scheduler something that it has not asked for. Any thread."""
-        self._notices.append(msgspec.msgpack.encode(notice))
-        self._ring()
+        """Tell the scheduler something that it has not asked for. Any thread; after :meth:`close` nobody hears it."""
+        self._send(notice)
 
     def close(self) -> None:
         """Answer what has been asked, then stop. Idempotent."""
-        if self._closing:
+        if not self._accepting:
             return
+        self._accepting = False
         self._pool.shutdown(wait=True)
-        self._closing = True
+        self._stopping = True
         self._ring()
         self._thread.join()
+        with self._lock:
+            assert self._wake is not None
+            os.close(self._wake)
+            self._wake = None
         self._socket.close(linger=100)
         self._context.term()
-        os.close(self._wake)
         if self.endpoint.startswith("ipc://"):
             shutil.rmtree(Path(self.endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
 
     def _ring(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
 
-    def _run(self) -> None:
+    def _run(self, wake: int) -> None:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
+        poller.register(wake, zmq.POLLIN)
         while True:
             ready = dict(poller.poll())
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            while self._outbox:
-                self._socket.send_multipart(self._outbox.popleft())
-            while self._scheduler and self._notices:
-                self._socket.send_multipart((self._scheduler, self._notices.popleft()))
-            if self._closing:
+            if wake in ready:
+                os.eventfd_read(wake)
+            while self._scheduler and self._outbox:
+                self._socket.send_multipart((self._scheduler, self._outbox.popleft()))
+            if self._stopping:
                 return
             if self._socket in ready:
                 self._receive()
 
     def _receive(self) -> None:
-        sender, data = self._socket.recv_multipart()
+        sender, *parts = self._socket.recv_multipart()
         try:
-            call: Call = self._decoder.decode(data)
+            call: Call = self._decoder.decode(b"".join(parts))
         except msgspec.DecodeError as error:
             logger.warning("ignoring a message that is not a call: %s", error)
             return
         if isinstance(call, Hello):
             self._scheduler = sender
-            self._outbox.append((sender, self._encoder.encode(Located(call.call_id))))
-            self._ring()
-        elif not self._closing:
-            self._pool.submit(self._reply, sender, call)
+            self._send(Located(call.call_id))
+        elif self._accepting:
+            # Between the question and here close() may have come: then nobody waits for an answer.
+            with contextlib.suppress(RuntimeError):
+                self._pool.submit(self._reply, call)
 
-    def _reply(self, sender: bytes, call: Call) -> None:
-        self._outbox.append((sender, msgspec.msgpack.encode(self._answer(call))))
+    def _reply(self, call: Call) -> None:
+        try:
+            reply = self._answer(call)
+        except Exception as error:  # A fault of ours must not leave the scheduler without an answer.
+            logger.exception("answering %s failed in a way that it should not", type(call).__name__)
+            reply = Failed(call.call_id, str(error))
+        self._send(reply)
+
+    def _send(self, message: ToScheduler) -> None:
+        self._outbox.append(msgspec.msgpack.encode(message))
         self._ring()
 
 
 class MooncakeLookupClient:
     """Calls the servers of all ranks. Lives in the scheduler's process; has one thread, on which callbacks run.
 
+    Calls leave on sockets of their own, so that sending one does not wake the client's thread, which would take the
+    interpreter from the caller; replies and notices come to sockets that only that thread uses.
+
     Args:
         endpoints: a server's address per rank.
-        timeout: seconds after which a call counts as failed.
+        timeout: seconds after which a call counts as failed (a little later, at most a quarter more).
         on_saved: told of each :class:`Saved` notice, with the rank that sent it; on the client's thread.
 
     """
@@ -128,23 +153,18 @@ class MooncakeLookupClient:
         self._timeout = timeout
         self._on_saved = on_saved
         self._context = zmq.Context()
-        self._sockets = []
-        for endpoint in endpoints:
-            socket = self._context.socket(zmq.DEALER)
-            socket.connect(endpoint)
-            self._sockets.append(socket)
+        self._receivers = [self._connect(endpoint) for endpoint in endpoints]
+        self._senders = [self._connect(endpoint) for endpoint in endpoints]
         self._ids = itertools.count(1)
-        self._outbox: deque[tuple[int, bytes]] = deque()
         # In order of their deadlines: the time-out is the same for all.
         self._pending: dict[int, tuple[float, Callback]] = {}
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._closing = False
+        self._closing = threading.Event()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToScheduler)
         self._lock = threading.Lock()
+        for receiver in self._receivers:
+            receiver.send(self._encoder.encode(Hello(0)))
         self._thread = threading.Thread(target=self._run, name="MooncakeLookupClient", daemon=True)
         self._thread.start()
-        for rank in range(self.num_ranks):
-            self.call(rank, Hello, lambda reply: None)
 
     def call(self, rank: int, kind: Callable[..., Call], callback: Callback, *fields: object) -> None:
         """Send ``kind(call_id, *fields)`` to a rank; ``callback`` gets the reply, :class:`Failed` after the time-out.
@@ -152,59 +172,57 @@ class MooncakeLookupClient:
         Returns at once. Any thread. Callbacks must be quick, and must not raise.
         """
         call_id = next(self._ids)
-        data = msgspec.msgpack.encode(kind(call_id, *fields))
         with self._lock:
-            self._pending[call_id] = (time.monotonic() + self._timeout, callback)
-            self._outbox.append((rank, data))
-        os.eventfd_write(self._wake, 1)
+            if not self._closing.is_set():
+                self._pending[call_id] = (time.monotonic() + self._timeout, callback)
+                self._senders[rank].send(self._encoder.encode(kind(call_id, *fields)), zmq.NOBLOCK)
+                return
+        callback(Failed(call_id, "the client is closed"))
 
     def close(self) -> None:
         """Stop; calls that have no reply yet fail. Idempotent."""
-        if self._closing:
-            return
-        self._closing = True
-        os.eventfd_write(self._wake, 1)
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
         self._thread.join()
-        for socket in self._sockets:
+        for socket in (*self._receivers, *self._senders):
             socket.close(linger=100)
         self._context.term()
-        os.close(self._wake)
+
+    def _connect(self, endpoint: str) -> "zmq.Socket[bytes]":
+        socket = _unlimited(self._context.socket(zmq.DEALER))
+        socket.connect(endpoint)
+        return socket
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
-        for socket in self._sockets:
-            poller.register(socket, zmq.POLLIN)
-        while not self._closing:
-            ready = dict(poller.poll(self._milliseconds_left()))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            while self._outbox:
-                rank, data = self._outbox.popleft()
-                self._sockets[rank].send(data)
-            for rank, socket in enumerate(self._sockets):
-                if socket in ready:
-                    self._receive(rank, socket)
+        for receiver in self._receivers:
+            poller.register(receiver, zmq.POLLIN)
+        tick = min(max(1, int(self._timeout * 250)), 50)
+        while not self._closing.is_set():
+            ready = dict(poller.poll(tick))
+            for rank, receiver in enumerate(self._receivers):
+                if receiver in ready:
+                    self._receive(rank, receiver)
             self._give_up(time.monotonic())
         self._give_up(float("inf"))
 
-    def _milliseconds_left(self) -> int | None:
-        with self._lock:
-            first = next(iter(self._pending.values()), None)
-        return None if first is None else int(max(0.0, first[0] - time.monotonic()) * 1000) + 1
-
-    def _receive(self, rank: int, socket: zmq.Socket[bytes]) -> None:
+    def _receive(self, rank: int, receiver: "zmq.Socket[bytes]") -> None:
         while True:
             try:
-                message: ToScheduler = self._decoder.decode(socket.recv(zmq.NOBLOCK))
+                message: ToScheduler = self._decoder.decode(receiver.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
+            except msgspec.DecodeError as error:
+                logger.warning("ignoring a message that is no reply: %s", error)
+                continue
             if isinstance(message, Saved):
                 self._on_saved(rank, message)
                 continue
             with self._lock:
                 waiting = self._pending.pop(message.call_id, None)
-            if waiting is not None:  # Otherwise it came too late.
+            if waiting is not None:  # Otherwise it came too late, or was our Hello.
                 waiting[1](message)
 
     def _give_up(self, now: float) -> None:
@@ -215,3 +233,9 @@ class MooncakeLookupClient:
                     return
                 del self._pending[call_id]
             waiting[1](Failed(call_id, "no answer in time"))
+
+
+def _unlimited(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """Without a limit on queued messages, at which ZeroMQ drops them or blocks; their number is limited elsewhere."""
+    socket.set_hwm(0)
+    return socket

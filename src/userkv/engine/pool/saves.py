@@ -73,7 +73,10 @@ class PoolSaves:
         max_saves: saves under way at most; more are dropped.
         ttl_seconds: when records expire; 0 = never.
         writer: who commits, for operators.
+
+    Attributes:
         ended: told of each save that ends, with the outcome; on either thread.
+        counts: how saves ended, since whoever reports it cleared it.
 
     """
 
@@ -86,8 +89,8 @@ class PoolSaves:
         max_saves: int,
         ttl_seconds: float,
         writer: str,
-        ended: Callable[[Save, bool], None],
     ) -> None:
+        self.ended: Callable[[Save, bool], None] = lambda save, ok: None
         self.counts: Counter[str] = Counter()
         self._pool = pool
         self._block_pool = block_pool
@@ -96,7 +99,6 @@ class PoolSaves:
         self._max_saves = max_saves
         self._ttl_seconds = ttl_seconds
         self._writer = writer
-        self._ended = ended
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._saves: dict[int, Save] = {}
@@ -158,6 +160,10 @@ class PoolSaves:
         """Whether a step is needed, although nothing else may ask for one, for saves to go on."""
         with self._lock:
             return any(not save.shipped for save in self._saves.values())
+
+    def holds_blocks(self) -> bool:
+        """Whether blocks are held, or wait for :meth:`release`."""
+        return bool(self._saves or self._to_release)
 
     def release(self) -> None:
         """Let go of the blocks of saves that have ended."""
@@ -265,7 +271,7 @@ class PoolSaves:
             self._to_release.append(save.held)
             save.held = ()
             self.counts[count] += 1
-        self._ended(save, ok)
+        self.ended(save, ok)
 
 
 def _new_extent_id() -> int:

@@ -6,7 +6,7 @@ request, and turns them into jobs for the workers. Scheduler thread only, but fo
 
 import itertools
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from userkv.core.request import UserKey
 from userkv.core.tokens import common_prefix
 from userkv.core.user_cache import UserCache, UserLookup
 from userkv.engine.pool.agreement import AgreedPool, PoolAnswer
+from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.messages import LoadJob, StepJobs
 from userkv.engine.pool.saves import History, PoolSaves, Save
 from userkv.engine.pool.stats import PoolStats
@@ -25,12 +26,6 @@ from userkv.store.backend import Tier
 
 ANSWER_SECONDS = 5.0
 """How long an answer about a waiting request is trusted; Mooncake's leases, which keep its extents there, last 10 s."""
-
-RECHECK_SECONDS = 60.0
-"""How often the pool is asked whether it still has a user whose requests all hit HBM."""
-
-RETRY_SECONDS = 5.0
-"""How soon a save that failed may be tried again."""
 
 BAD_SECONDS = 30.0
 """How long a record is left alone from which a load failed, unless it is replaced before."""
@@ -79,17 +74,9 @@ class _Load:
     user: tuple[str, str]
     generation: int
     tokens: int
+    tier: Tier
     ranks_left: int
     ok: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class _Checked:
-    """When a user's entry in HBM was last held against the pool."""
-
-    entry: UserEntry
-    next_check: float
-    saved_at: float = 0.0
 
 
 class SchedulerHalf:
@@ -99,6 +86,7 @@ class SchedulerHalf:
         pool: asks all ranks.
         users: the users in HBM.
         saves: saves under way; ``None`` if this engine saves nothing.
+        keeper: starts them; ``None`` likewise.
         block_size: tokens per block.
         namespace_of: the namespace of a user's KV right now, given his adapter's number; "" = leave the pool alone.
         new_weights: makes ``namespace_of`` answer with other names from now on.
@@ -114,6 +102,7 @@ class SchedulerHalf:
         pool: AgreedPool,
         users: UserCache,
         saves: PoolSaves | None,
+        keeper: PoolKeeper | None,
         block_size: int,
         namespace_of: Callable[[UserKey, int], str],
         new_weights: Callable[[], None],
@@ -127,6 +116,7 @@ class SchedulerHalf:
         self._pool = pool
         self._users = users
         self._saves = saves
+        self._keeper = keeper
         self._block_size = block_size
         self._namespace_of = namespace_of
         self._new_weights = new_weights
@@ -139,9 +129,6 @@ class SchedulerHalf:
         self._new_loads: list[LoadJob] = []
         self._loading: dict[int, _Load] = {}
         self._bad: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
-        self._checked: OrderedDict[UserKey, _Checked] = OrderedDict()
-        self._kept_meanwhile: dict[UserKey, History] = {}
-        self._ended_saves: deque[tuple[UserKey, bool]] = deque()
         self._over: list[str] = []
 
     def new_request(self, request_id: str, lookup: UserLookup, num_tokens: int, adapter_id: int = 0) -> None:
@@ -205,7 +192,8 @@ class SchedulerHalf:
             tuple(block_ids[first:end]),
         )
         user = (asking.uid, asking.namespace)
-        asking.load = _Load(request_id, user, answer.usable.generation, num_external_tokens, self._pool.num_ranks)
+        tier = answer.tier or Tier.DRAM
+        asking.load = _Load(request_id, user, answer.usable.generation, num_external_tokens, tier, self._pool.num_ranks)
         self._loading[job.job_id] = asking.load
         self._new_loads.append(job)
         self.counts["swapin_attempts"] += 1
@@ -234,21 +222,25 @@ class SchedulerHalf:
     def take_jobs(self) -> StepJobs:
         """What the workers shall do with the step that is being scheduled."""
         loads, self._new_loads = self._new_loads, []
-        if self._saves is None:
-            return StepJobs(loads)
-        self._note_ended_saves(self._saves)
-        jobs = StepJobs(loads, self._saves.ship())
-        self._saves.release()
+        jobs = StepJobs(loads)
+        if self._saves is not None and self._keeper is not None:
+            self._keeper.step()
+            jobs.saves = self._saves.ship()
+            self._saves.release()
         for request_id in self._over:
-            over = self._requests.pop(request_id, None)
-            if over is not None and over.save is not None:
-                self._saves.cancel(over.save)  # Nobody can tell any more whether the step computed what it should.
+            self._requests.pop(request_id, None)
         self._over.clear()
         return jobs
 
+    def holds_blocks(self) -> bool:
+        """Whether saves hold blocks that they will let go of, whatever the requests do."""
+        return self._saves is not None and self._saves.holds_blocks()
+
     def needs_step(self) -> bool:
         """Whether saves wait for a step to go on with, even if no request does."""
-        return self._saves is not None and (bool(self._kept_meanwhile) or self._saves.has_unshipped())
+        if self._saves is None or self._keeper is None:
+            return False
+        return self._keeper.needs_step() or self._saves.has_unshipped()
 
     def loaded(self, reports: Mapping[int, tuple[int, bool]]) -> None:
         """Workers have ended loads: for each job, how many ranks, and whether all of them succeeded."""
@@ -261,7 +253,7 @@ class SchedulerHalf:
             if load.ranks_left == 0:
                 del self._loading[job_id]
                 self.counts["swapin_successes"] += load.ok
-                self.counts["swapin_tokens"] += load.tokens if load.ok else 0
+                self.counts[f"swapin_tokens_{load.tier.value}"] += load.tokens if load.ok else 0
 
     def take_stats(self) -> PoolStats:
         """Figures since the last call."""
@@ -279,73 +271,43 @@ class SchedulerHalf:
 
     def history_kept(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
         asking = self._requests.get(request_id)
-        if self._saves is None or asking is None or not asking.namespace:
+        if self._saves is None or self._keeper is None or asking is None or not asking.namespace:
             return
         if asking.save is not None:
             save, asking.save = asking.save, None
-            self._checked[key] = _Checked(entry, self._clock() + RETRY_SECONDS)
+            self._keeper.written(key, entry)
             self._saves.confirm(save)
             return
-        checked = self._checked.get(key)
-        outdated = checked is not None and checked.saved_at >= asking.asked_at
-        outdated |= asking.load is not None and not asking.load.ok
-        history = History(key, asking.uid, asking.namespace, entry.tokens, entry.blocks)
-        self._save(history, entry, None if outdated else asking.answer)
+        # What a failed load has found out is newer than the answer.
+        answer = asking.answer if asking.load is None or asking.load.ok else None
+        self._keeper.save(_history(asking, entry), entry, answer, asking.asked_at)
+
+    def request_stopped(self, request_id: str) -> None:
+        asking = self._requests.get(request_id)
+        if asking is not None:
+            # Nobody will confirm that the step computed what it should; and what is held may be needed to go on.
+            self._cancel_save(asking)
 
     def histories_forgotten(self) -> None:
         self._new_weights()
-        self._checked.clear()
-        self._kept_meanwhile.clear()
+        if self._keeper is not None:
+            self._keeper.forget()
         for asking in self._requests.values():
             # What runs goes on with the KV it has, and nothing of it is kept. What waits asks under the new name.
             asking.answer, asking.asked_at = None, 0.0
             asking.namespace = "" if asking.started else self._namespace_of(asking.lookup.key, asking.adapter_id)
-            if asking.save is not None and self._saves is not None:
-                self._saves.cancel(asking.save)
-                asking.save = None
-
-    def save_ended(self, save: Save, ok: bool) -> None:
-        """A save has ended. Any thread."""
-        self._ended_saves.append((save.history.key, ok))
-
-    def _note_ended_saves(self, saves: PoolSaves) -> None:
-        while self._ended_saves:
-            key, ok = self._ended_saves.popleft()
-            checked = self._checked.get(key)
-            if checked is not None:
-                checked.saved_at = self._clock()
-                checked.next_check = checked.saved_at + (RECHECK_SECONDS if ok else RETRY_SECONDS)
-            history = self._kept_meanwhile.pop(key, None)
-            entry = self._users.table.get(key)
-            if history is not None and entry is not None and entry.blocks == history.blocks:
-                self._save(history, entry, None)
-
-    def _save(self, history: History, entry: UserEntry, answer: PoolAnswer | None) -> None:
-        assert self._saves is not None
-        key = history.key
-        saved_at = self._checked[key].saved_at if key in self._checked else 0.0
-        self._checked[key] = _Checked(entry, self._clock() + RETRY_SECONDS, saved_at)
-        self._checked.move_to_end(key)
-        while len(self._checked) > 2 * len(self._users.table) + 1000:
-            self._checked.popitem(last=False)
-        if self._saves.is_saving(history.uid, history.namespace):
-            self._kept_meanwhile[key] = history
-        else:
-            self._saves.start(history, answer)
+            self._cancel_save(asking)
 
     def _check_pool(self, asking: _Asking) -> None:
-        """See to it that users who only ever hit HBM are in the pool: a save may have failed, or the pool forgotten."""
-        key = asking.lookup.key
-        entry = self._users.table.get(key)
-        if (
-            self._saves is None
-            or entry is None
-            or not (asking.in_hbm and asking.namespace and asking.lookup.request.write)
-        ):
-            return
-        checked = self._checked.get(key)
-        if checked is None or checked.entry is not entry or self._clock() >= checked.next_check:
-            self._save(History(key, asking.uid, asking.namespace, entry.tokens, entry.blocks), entry, None)
+        entry = self._users.table.get(asking.lookup.key)
+        may_save = asking.namespace and asking.lookup.request.write
+        if self._keeper is not None and entry is not None and asking.in_hbm and may_save:
+            self._keeper.check(_history(asking, entry), entry)
+
+    def _cancel_save(self, asking: _Asking) -> None:
+        if asking.save is not None and self._saves is not None:
+            self._saves.cancel(asking.save)
+            asking.save = None
 
     def _is_bad(self, asking: _Asking, generation: int) -> bool:
         bad, until = self._bad.get((asking.uid, asking.namespace), (0, 0.0))
@@ -375,9 +337,12 @@ class SchedulerHalf:
         if len(self._bad) > _MAX_BAD:
             self._bad.popitem(last=False)
         asking = self._requests.get(load.request_id)
-        if asking is not None and asking.save is not None and self._saves is not None:
-            self._saves.cancel(asking.save)
-            asking.save = None
+        if asking is not None:
+            self._cancel_save(asking)
+
+
+def _history(asking: _Asking, entry: UserEntry) -> History:
+    return History(asking.lookup.key, asking.uid, asking.namespace, entry.tokens, entry.blocks)
 
 
 def _wanted(lookup: UserLookup, num_tokens: int) -> int:

@@ -15,7 +15,8 @@ COUNTERS = {
     "pool_lookups_failed": ("pool_lookups", "failed", "Pool look-ups of requests, by what they found."),
     "swapin_attempts": ("swapin_attempts", "", "Requests that started to load history from the pool."),
     "swapin_successes": ("swapin_successes", "", "Requests that loaded all they wanted."),
-    "swapin_tokens": ("swapin_tokens", "", "History tokens loaded from the pool."),
+    "swapin_tokens_dram": ("swapin_tokens", "dram", "History tokens loaded from the pool, by tier."),
+    "swapin_tokens_ssd": ("swapin_tokens", "ssd", "History tokens loaded from the pool, by tier."),
     "committed_saves": ("pool_saves", "committed", "Saves of histories, by how they ended."),
     "unneeded_saves": ("pool_saves", "unneeded", "Saves of histories, by how they ended."),
     "failed_saves": ("pool_saves", "failed", "Saves of histories, by how they ended."),
@@ -47,6 +48,7 @@ HISTOGRAMS = {
 
 _LABELS = {
     "pool_lookups": "result",
+    "swapin_tokens": "tier",
     "pool_saves": "result",
     "pool_evictions": "tier",
     "pool_queue": "kind",
