@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import userkv
 from userkv.bench import cli as bench_cli
 from userkv.core.errors import UserKVError
-from userkv.serving import launch
+from userkv.serving import launch, pool_command
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # What a shell reports for SIGINT.
@@ -24,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"userkv {userkv.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     launch.add_parser(subparsers)
+    pool_command.add_parser(subparsers)
     bench_cli.add_parsers(subparsers)
     return parser
 

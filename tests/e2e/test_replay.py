@@ -15,7 +15,9 @@ def test_generated_traffic_through_an_offline_engine(tmp_path: Path) -> None:
     userkv = [sys.executable, "-m", "userkv.cli"]
     shape = ["--users", "10", "--requests", "80", "--median-history", "100", "--max-history", "400"]
     subprocess.run([*userkv, "generate", str(workload), *shape], check=True, timeout=60)
-    engine = ["--offline", "demo", "--engine-arg", "max_model_len=2048"]
+    # HBM holds about half of the users.
+    engine = ["--offline", "demo", "--engine-arg", "max_model_len=2048", "--engine-arg", "num_gpu_blocks_override=24"]
+    engine += ["--concurrency", "2", "--pool", "local", "--pool-dir", str(tmp_path / "pool"), "--pool-dram", "256MiB"]
     done = subprocess.run(
         [*userkv, "replay", str(workload), *engine, "--json", str(report)], capture_output=True, text=True, timeout=300
     )
@@ -24,5 +26,11 @@ def test_generated_traffic_through_an_offline_engine(tmp_path: Path) -> None:
     figures = json.loads(report.read_text())
     assert figures["total"]["requests"] == 80
     assert figures["first_visit"]["cached_tokens"] == 0
-    # Everybody fits: only what the user did since his last request is computed.
-    assert figures["returning"]["history_hit_ratio"] > 0.85
+    # Only what the user did since his last request is computed.
+    assert figures["returning"]["history_hit_ratio"] > 0.8
+    tiers = figures["tiers"]
+    assert min(tiers["hbm"], tiers["dram"]) > 0
+    assert tiers["history"] >= figures["total"]["history_tokens"]  # A request that starts again counts twice.
+    found = figures["total"]["history_hit_ratio"] * tiers["history"]
+    assert tiers["hbm"] + tiers["dram"] + tiers["ssd"] == round(found)
+    assert "from the pool's DRAM" in done.stdout

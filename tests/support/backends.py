@@ -83,12 +83,29 @@ def closing(backend: PoolBackend) -> Iterator[PoolBackend]:
         backend.close()
 
 
+def _mooncake(kind: str) -> Factory:
+    def open_one(directory: Path) -> AbstractContextManager[PoolBackend]:
+        from tests.support import mooncake  # Late: its libraries are large, and it imports this module.
+
+        factory: Factory = getattr(mooncake, kind)
+        return factory(directory)
+
+    return open_one
+
+
+MOONCAKE: dict[str, Factory] = {
+    "mooncake": _mooncake("own_memory"),
+    "mooncake, memory of another process": _mooncake("others_memory"),
+    "mooncake, client process": _mooncake("client_process"),
+}
+
 BACKENDS: dict[str, Factory] = {
     "local, DRAM": lambda directory: closing(LocalBackend(BUDGET, None, 0)),
     "local, SSD": lambda directory: closing(LocalBackend(0, directory, BUDGET)),
     "local, DRAM and SSD": lambda directory: closing(LocalBackend(BUDGET // 4, directory, BUDGET)),
+    **MOONCAKE,
 }
 """Backends that the contract's tests run over. Those that need servers are in :data:`SLOW` too."""
 
-SLOW: set[str] = set()
+SLOW: set[str] = {*MOONCAKE}
 """Names of backends whose tests are marked e2e."""

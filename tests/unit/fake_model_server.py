@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from typing import Any
 
 from aiohttp import web
@@ -17,6 +18,8 @@ class FakeModelServer:
 
     ``misbehave`` maps a user to what goes wrong with his requests: an HTTP status, "error" (inside the stream),
     "torn" (the stream ends early), "garbage" (no JSON in the stream) or "hang". ``bodies`` are the requests, in order.
+    ``tier_of`` says where users' cached tokens come from ("hbm", "dram" or "ssd"); ``None`` is a server that does not
+    count them. The metrics page shows a request when the next one has come, as an engine's may. ``page`` replaces it.
     """
 
     def __init__(self) -> None:
@@ -24,6 +27,10 @@ class FakeModelServer:
         self.bodies: list[dict[str, Any]] = []
         self.misbehave: dict[str | None, int | str] = {}
         self.tell_cached = True
+        self.tier_of: dict[str, str] | None = None
+        self.page: str | None = None
+        self._counted: Counter[str] = Counter()
+        self._shown: Counter[str] = Counter()
         self._prompts: dict[str, list[int]] = {}
         self._end = asyncio.Event()
         self._loop = asyncio.new_event_loop()
@@ -44,6 +51,7 @@ class FakeModelServer:
     async def _start(self) -> None:
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._complete)])
+        app.add_routes([web.get("/metrics", self._metrics)])
         self._runner = web.AppRunner(app, shutdown_timeout=0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -53,9 +61,17 @@ class FakeModelServer:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
 
+    async def _metrics(self, request: web.Request) -> web.Response:
+        lines = ["# TYPE vllm:num_requests_running gauge", 'vllm:num_requests_running{engine="0"} 1.0']
+        if self.tier_of is not None:
+            lines += ["# TYPE userkv_hit_tokens_total counter"]
+            lines += [f'{name}{{engine="0"{label}}} {self._shown[source]}.0' for source, name, label in _METRICS]
+        return web.Response(text="\n".join(lines) + "\n" if self.page is None else self.page)
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self._shown = self._counted.copy()
         user = (body.get("kv_transfer_params") or {}).get("user_id")
         trouble = self.misbehave.get(user)
         if isinstance(trouble, int):
@@ -79,8 +95,13 @@ class FakeModelServer:
             return
         prompt = body["prompt"]
         usage: dict[str, Any] = {"prompt_tokens": len(prompt)}
+        cached = self._cached(user, prompt)
         if self.tell_cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": self._cached(user, prompt)}
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if user is not None and self.tier_of is not None:
+            history_len = body["kv_transfer_params"]["history_len"]
+            self._counted["history"] += history_len
+            self._counted[self.tier_of.get(user, "hbm")] += min(cached, history_len)
         await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
 
     def _cached(self, user: str | None, prompt: list[int]) -> int:
@@ -92,6 +113,14 @@ class FakeModelServer:
             if old != new:
                 return index
         return min(len(before), len(prompt))
+
+
+_METRICS = (
+    ("history", "userkv_history_tokens_total", ""),
+    ("hbm", "userkv_hit_tokens_total", ""),
+    ("dram", "userkv_swapin_tokens_total", ',tier="dram"'),
+    ("ssd", "userkv_swapin_tokens_total", ',tier="ssd"'),
+)
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

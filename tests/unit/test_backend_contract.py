@@ -157,11 +157,11 @@ def test_a_user_goes_whole(backend: PoolBackend) -> None:
 
 
 def test_what_can_never_fit_is_refused(backend: PoolBackend) -> None:
-    put(backend, "other", "k", 1000)
+    put(backend, "other", "other@k", 1000)
     with pytest.raises(PoolFullError):
-        put(backend, "u", "k", 3 * BUDGET)
-    assert backend.locate("u", ["k"]) == [None]
-    assert read(backend, "other", "k", 1000) == filled(1000).data
+        put(backend, "u", "u@k", 3 * BUDGET)
+    assert backend.locate("u", ["u@k"]) == [None]
+    assert read(backend, "other", "other@k", 1000) == filled(1000).data
 
 
 def test_after_close_everything_is_refused(backend: PoolBackend) -> None:

@@ -1,4 +1,5 @@
 import itertools
+import json
 import os
 import shlex
 import socket
@@ -6,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,63 @@ def test_options_for_vllm_come_last(model: str) -> None:
     assert arguments[-4:] == ["--block-size", "32", "--dtype", "bfloat16"]
 
 
+def transfer_configs(result: LaunchPlan) -> list[dict[str, Any]]:
+    return [json.loads(value) for value in values(result.vllm_arguments, "--kv-transfer-config")]
+
+
+def test_users_are_kept_in_a_pool_on_this_machine(model: str, tmp_path: Path) -> None:
+    result = plan(["--model", model, "--pool-dram", "2GiB"], {"USERKV_POOL_DIR": str(tmp_path)})
+    (config,) = transfer_configs(result)
+    assert config["kv_connector"] == "MooncakeUserStoreConnector"
+    assert config["kv_connector_extra_config"] == {
+        "backend": "local",
+        "local_dir": str(tmp_path),
+        "local_dram_bytes": "2GiB",
+    }
+    assert result.pool == f"2 GiB of memory, 8 GiB in {tmp_path}"
+
+
+def test_users_are_kept_in_mooncake(model: str) -> None:
+    result = plan(["--model", model, "--pool", "mooncake", "--pool-option", "use_layerwise=true"])
+    (config,) = transfer_configs(result)
+    assert config["kv_connector_extra_config"] == {"backend": "mooncake", "use_layerwise": True}
+    assert result.pool == "Mooncake Store"
+
+
+@pytest.mark.parametrize("argv", [["--pool", "none"], ["--no-users"]])
+def test_without_a_pool(model: str, argv: list[str]) -> None:
+    result = plan(["--model", model, *argv])
+    assert transfer_configs(result) == []
+    assert result.pool.startswith("none")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--kv-transfer-config", '{"kv_connector": "Mine"}'],
+        ['--kv-transfer-config={"kv_connector": "Mine"}'],
+        ["--kv_transfer_config", '{"kv_connector": "Mine"}'],
+        ['--kv_transfer_config={"kv_connector": "Mine"}'],
+        ["--kv-transfer-config.kv_connector", "Mine"],
+        ["--kv-transfer-config.kv_connector=Mine", "--kv-transfer-config.kv_role=kv_both"],
+        ["--", "--kv-transfer-config", '{"kv_connector": "Mine"}'],
+    ],
+)
+def test_somebody_elses_connector_takes_the_pools_place(model: str, argv: list[str]) -> None:
+    """However vLLM lets one write it."""
+    result = plan(["--model", model, *argv])
+    assert "MooncakeUserStoreConnector" not in " ".join(result.vllm_arguments)
+    assert result.pool.startswith("none")
+    assert result.vllm_arguments[-1] == argv[-1]
+    with pytest.raises(UserKVError, match="with --kv-transfer-config there is no pool"):
+        plan(["--model", model, "--pool-ssd", "0", *argv])
+
+
+def test_a_value_that_looks_like_an_option_of_the_pools(model: str) -> None:
+    result = plan(["--model", model, "--served-model-name", "m", "--", "--chat-template", "kv-transfer-config"])
+    assert len(transfer_configs(result)) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -126,6 +185,10 @@ def test_options_for_vllm_come_last(model: str) -> None:
         (["--model", os.path.dirname(__file__)], "has no config.json"),
         (["--port", "70000"], "port 70000"),
         (["--host", "192.0.2.1"], "change --host or --port"),
+        (["--pool-dram", "much"], "'much'"),
+        (["--no-users", "--pool-dir", "/x"], "with --no-users there is no pool"),
+        (["--pool", "mooncake", "--pool-ssd", "1GiB"], "are for --pool local"),
+        (["--pool-option", "lod_async=false"], "did you mean 'load_async'"),
     ],
 )
 def test_refused(argv: list[str], message: str) -> None:
@@ -148,9 +211,13 @@ def test_plugin_must_be_loaded(plugins: str | None, fine: bool) -> None:
             launch.check_plugin(env)
 
 
-@pytest.mark.parametrize("case", ["port", "model"])
+@pytest.mark.parametrize("case", ["port", "model", "pool"])
 def test_the_command_fails_with_one_line(case: str, taken_port: int) -> None:
-    argv = {"port": ["--port", str(taken_port)], "model": ["--port", "0", "--model", "/no/such"]}[case]
+    argv = {
+        "port": ["--port", str(taken_port)],
+        "model": ["--port", "0", "--model", "/no/such"],
+        "pool": ["--pool-dram", "much"],
+    }[case]
     command = [sys.executable, "-m", "userkv.cli", "serve", *argv]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2

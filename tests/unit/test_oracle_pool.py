@@ -1,7 +1,5 @@
 """The pool's connector in vLLM's real scheduler: loads that are late or fail, saves, evictions, a pool that is down."""
 
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

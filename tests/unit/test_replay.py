@@ -12,6 +12,7 @@ from tests.unit.fake_model_server import MODEL, FakeModelServer
 from userkv.bench.http_target import HttpTarget
 from userkv.bench.replay import Record, Replay, ReplaySettings
 from userkv.bench.target import Outcome, Target
+from userkv.bench.tiers import Tiers
 from userkv.bench.workload import WorkRequest
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
@@ -40,6 +41,9 @@ class FakeTarget:
         await asyncio.sleep(self.delay_s)
         self.running[user_id] -= 1
         return Outcome(True, None, len(prompt_token_ids), 0, 0.0, 0.0, None)
+
+    async def tiers(self) -> Tiers | None:
+        return None
 
     async def close(self) -> None:
         pass
@@ -210,6 +214,67 @@ def test_a_server_that_goes_away_fails_the_requests() -> None:
     outcome = asyncio.run(run())
     assert not outcome.ok
     assert outcome.status is None
+
+
+def read_page(page: str | None) -> Tiers | None:
+    async def run() -> Tiers | None:
+        with FakeModelServer() as server:
+            server.page = page
+            target = HttpTarget(server.url)
+            await target.start()
+            tiers = await target.tiers()
+            await target.close()
+            return tiers
+
+    return asyncio.run(run())
+
+
+def test_tiers_are_summed_over_engines() -> None:
+    lines = [
+        'userkv_history_tokens_total{engine="0",model_name="a b"} 1e+03',
+        'userkv_history_tokens_total{engine="1",model_name="a b"} 500.0',
+        'userkv_history_tokens_created{engine="0"} 1.7e+09',
+        'userkv_hit_tokens_total{engine="1"} 100.0',
+        'userkv_swapin_tokens_total{engine="0",tier="dram"} 20.0',
+        'userkv_swapin_tokens_total{engine="1",tier="ssd"} 3.0',
+    ]
+    assert read_page("\n".join(lines)) == Tiers(hbm=100, dram=20, ssd=3, computed=1377, history=1500)
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (None, Tiers()),  # Plain vLLM.
+        ("", Tiers()),
+        ("<html>a proxy</html>", Tiers()),
+        ("userkv_hit_tokens_total{engine= many", None),
+    ],
+)
+def test_servers_that_do_not_tell_tiers(page: str | None, expected: Tiers | None) -> None:
+    assert read_page(page) == expected
+
+
+def test_tiers_of_a_server_without_a_metrics_page_or_gone() -> None:
+    async def run() -> list[Tiers | None]:
+        with FakeModelServer() as server:
+            target = HttpTarget(server.url)
+            await target.start()
+            target._base += "/elsewhere"
+            found = [await target.tiers()]
+        found.append(await target.tiers())
+        await target.close()
+        return found
+
+    assert asyncio.run(run()) == [None, None]
+
+
+def test_what_tiers_counted_between_two_readings() -> None:
+    before = Tiers(hbm=10, dram=5, ssd=0, computed=85, history=100)
+    assert Tiers(110, 15, 40, 135, 300).since(before) == Tiers(100, 10, 40, 50, 200)
+    # A load of a request that was counted before the first reading: no negative figures.
+    assert Tiers(10, 205, 0, 0, 200).since(before) == Tiers(0, 200, 0, 0, 100)
+    assert before.since(before) is None
+    assert Tiers(hbm=5, history=500).since(before) is None  # A restarted server.
 
 
 def test_servers_that_cannot_be_used() -> None:

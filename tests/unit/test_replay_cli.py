@@ -6,10 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.fake_model_server import FakeModelServer
+from userkv.bench import engine_target
 from userkv.bench.cli import add_parsers
 from userkv.bench.workload_file import read_workload
 from userkv.core.errors import InvalidInputFileError, InvalidSettingError
@@ -47,6 +49,56 @@ def test_a_log_is_replayed(server: FakeModelServer, log: Path, capsys: pytest.Ca
     # 20 events a user, a request every 5: histories of 5, 10, 15 and 20 items, two tokens each.
     assert json.loads(capsys.readouterr().out)["total"]["history_tokens"] == 3 * (5 + 10 + 15 + 20) * 2
     assert len(server.bodies) == 2 * (12 + 1)  # one warm-up request in each run
+
+
+def test_tiers_are_those_of_the_run(server: FakeModelServer, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server.tier_of = {"2": "dram", "3": "ssd"}
+    options = ("--server", server.url, "--every", 5, "--candidates", 3)
+    # The log's users are cached from the first run on, which must not count in the second.
+    for _ in range(2):
+        assert userkv("replay", log, *options, "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        found, total = report["tiers"], report["total"]
+        assert found["history"] == total["history_tokens"]
+        assert found["hbm"] == found["dram"] == found["ssd"] > 0
+        assert 3 * found["hbm"] == round(total["history_hit_ratio"] * total["history_tokens"])
+        assert found["computed"] == found["history"] - 3 * found["hbm"]
+    throw_away = server.bodies[-1]
+    assert (len(throw_away["prompt"]), "kv_transfer_params" in throw_away) == (2, False)
+    assert userkv("replay", log, *options, "--no-users", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tiers"] is None
+
+
+def test_a_server_that_does_not_count_has_no_tiers(
+    server: FakeModelServer, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert userkv("replay", log, "--server", server.url, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tiers"] is None
+
+
+def test_offline_pools(monkeypatch: pytest.MonkeyPatch, log: Path, tmp_path: Path) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Started(Exception):  # noqa: N818 - no error
+        pass
+
+    class Target:
+        def __init__(self, model_dir: Path, engine_args: dict[str, Any], **options: Any) -> None:
+            given.append(engine_args)
+            raise Started
+
+    monkeypatch.setattr(engine_target, "EngineTarget", Target)
+    for options in ((), ("--pool", "local", "--pool-dir", tmp_path / "p", "--pool-dram", "1MiB")):
+        with pytest.raises(Started):
+            userkv("replay", log, "--offline", tmp_path, *options)
+    without, local = given
+    assert "kv_transfer_config" not in without
+    assert local["kv_transfer_config"]["kv_connector"] == "MooncakeUserStoreConnector"
+    assert local["kv_transfer_config"]["kv_connector_extra_config"] == {
+        "backend": "local",
+        "local_dir": str(tmp_path / "p"),
+        "local_dram_bytes": "1MiB",
+    }
 
 
 def test_failures_give_exit_code_1(
@@ -108,6 +160,18 @@ def test_generate_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None
         (("--offline", "."), "config.json does not tell"),
         (("--offline", ".", "--engine-arg", "x"), "--engine-arg must be NAME=VALUE"),
         (("--server", "http://h", "--engine-arg", "a=1"), "--engine-arg is for --offline"),
+        (("--server", "http://h", "--pool", "local"), "with --server there is no pool to choose"),
+        (("--server", "http://h", "--pool-dir", "p"), "with --server there is no pool to set options of"),
+        (("--offline", ".", "--no-users", "--pool", "local"), "with --no-users there is no pool to choose"),
+        (
+            ("--offline", ".", "--pool-dir", "p"),
+            "with --pool none there is no pool to set options of; say --pool local",
+        ),
+        (("--offline", ".", "--pool", "local", "--pool-dram", "x"), "local_dram_bytes must be a size"),
+        (
+            ("--offline", ".", "--pool", "local", "--engine-arg", 'kv_transfer_config={"kv_connector":"X"}'),
+            "with --engine-arg kv_transfer_config there is no pool to choose",
+        ),
         (("--server", "http://h", "--format", "csv"), "--format must be one of otto, ratings, kuairand, workload"),
         (("--server", "http://h", "--every", "0"), "--every must be a whole number of at least 1, not '0'"),
         (("--server", "http://h", "--every", "x"), "--every must be"),

@@ -12,6 +12,7 @@ from userkv.bench.replay import Record
 from userkv.bench.report import make_report, percentile, summarize
 from userkv.bench.table import table
 from userkv.bench.target import Outcome
+from userkv.bench.tiers import Tiers
 from userkv.core.errors import InvalidSettingError
 
 TIMES = st.floats(0, 100)
@@ -122,6 +123,14 @@ def test_the_table_is_aligned_and_shows_failures() -> None:
     ]
 
 
+def test_where_histories_came_from() -> None:
+    report = make_report(EXAMPLE, 2, Tiers(hbm=200, dram=50, ssd=10, computed=110, history=370))
+    assert table(report).splitlines()[6] == (
+        "370 history tokens: 54.1% from HBM, 13.5% from the pool's DRAM, 2.7% from the pool's SSD, 29.7% computed."
+    )
+    assert report.as_json({}, {})["tiers"] == {"hbm": 200, "dram": 50, "ssd": 10, "computed": 110, "history": 370}
+
+
 def test_cached_tokens_that_nobody_told_are_no_misses() -> None:
     report = make_report([ok(0, 0.0, first=True, history=90, cached=None)], 1)
     assert (report.total.hit_ratio, report.total.history_hit_ratio, report.total.unknown_cached) == (None, None, 1)
@@ -139,9 +148,10 @@ def test_the_keys_of_the_json_are_stable() -> None:
     found: dict[str, Any] = make_report(EXAMPLE, 2).as_json({"file": "x"}, {"users": True})
     assert set(found) == {
         *("userkv_replay", "input", "settings", "total", "phases", "first_visit", "returning"),
-        *("failures", "first_failures"),
+        *("tiers", "failures", "first_failures"),
     }
     assert found["userkv_replay"] == 1
+    assert found["tiers"] is None
     assert all(set(row) == ROW for row in (found["total"], found["returning"], *found["phases"]))
 
 

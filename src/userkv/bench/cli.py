@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from userkv.serving import pool_options
+
 if TYPE_CHECKING:  # argparse hides the type that add_subparsers() returns
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -35,6 +37,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         help="run this model in an engine of this process instead; demo: the bundled model",
     )
     add("--engine-arg", metavar="K=V", action="append", default=[], help="vLLM engine argument (offline; repeatable)")
+    pool_options.add_options(parser, default="none")
     add("--model", metavar="NAME", help="name of the model on the server (default: its first one)")
     add("--no-users", action="store_true", help="name no users, so that only vLLM's own prefix cache is at work")
     add("--every", metavar="N", help="issue a request every N events of a user (logs; default 10)")

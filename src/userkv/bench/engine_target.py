@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import REGISTRY
+
 from userkv.bench.target import Outcome
+from userkv.bench.tiers import Tiers, read_tiers
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
 from userkv.serving import launch
@@ -21,8 +24,8 @@ class EngineTarget:
     """Runs requests in an AsyncLLM that start() creates and close() shuts down.
 
     model_dir: the model. users: whether the user-granular cache is on in the engine. engine_args: further arguments
-    of vLLM's AsyncEngineArgs by name. max_tokens: tokens to generate per request. timeout_s: seconds until a request
-    counts as failed. vLLM is imported by start() only.
+    of vLLM's AsyncEngineArgs by name; ``kv_transfer_config`` may be a mapping. max_tokens: tokens to generate per
+    request. timeout_s: seconds until a request counts as failed. vLLM is imported by start() only.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class EngineTarget:
         """Starts the engine (tens of seconds). Raises InvalidSettingError if vLLM refuses model or arguments."""
         _prepare_environment(self._users)
         try:
+            from vllm.config import KVTransferConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.exceptions import VLLMError
             from vllm.sampling_params import SamplingParams
@@ -58,8 +62,11 @@ class EngineTarget:
         unknown = sorted(self._engine_args.keys() - known)
         if unknown:
             raise InvalidSettingError(f"vLLM has no engine argument {', '.join(unknown)}.")
+        arguments = {**_default_arguments(), **self._engine_args}
         try:
-            args = AsyncEngineArgs(model=str(self._model_dir), **{**_default_arguments(), **self._engine_args})
+            if isinstance(transfer := arguments.get("kv_transfer_config"), Mapping):
+                arguments["kv_transfer_config"] = KVTransferConfig(**transfer)
+            args = AsyncEngineArgs(model=str(self._model_dir), **arguments)
             self._engine = AsyncLLM.from_engine_args(args)
         except UserKVError:
             raise  # already says what to change
@@ -100,6 +107,10 @@ class EngineTarget:
             return Outcome.failure(f"{type(error).__name__}: {reason}", time.perf_counter() - started)
         latency = time.perf_counter() - started
         return Outcome(True, None, len(prompt_token_ids), cached, ttft, latency, None)
+
+    async def tiers(self) -> Tiers | None:
+        """See Target.tiers. The engine counts in this process."""
+        return read_tiers(REGISTRY.collect())
 
     async def close(self) -> None:
         """Shuts the engine and its processes down."""

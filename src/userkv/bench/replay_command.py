@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from userkv.bench.replay import Record, Replay, ReplaySettings
 from userkv.bench.report import Report, make_report
 from userkv.bench.table import table
 from userkv.bench.target import Target
+from userkv.bench.tiers import Tiers
 from userkv.bench.workload import WorkRequest
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
+from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, VOCAB_SIZE, ensure_demo_model
 
 DEFAULT_DIGITS = 2
@@ -44,17 +47,21 @@ def replay_command(args: Namespace) -> int:
     if demo:
         args.offline = str(ensure_demo_model())
     phases = options.whole_number("--phases", args.phases)
-    target = _target(args, DEMO_ENGINE_ARGUMENTS if demo else {})
+    engine_args = options.key_values("--engine-arg", args.engine_arg)
+    pool = _pool(args, engine_args)
+    target = _target(args, engine_args, DEMO_ENGINE_ARGUMENTS if demo else {}, pool)
     vocab_size = _vocab_size(args)
     digits = None if args.digits is None else options.whole_number("--digits", args.digits)
     source = read_input(args)
     _tell_skipped(source.bad)
     codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
-    report = make_report(asyncio.run(_drive(source.requests, codec, target, settings)), phases)
+    records, tiers = asyncio.run(_drive(source.requests, codec, target, settings))
+    report = make_report(records, phases, tiers)
     used = {
         "server": args.server,
         "offline": args.offline,
         "engine_args": list(args.engine_arg),
+        "pool": pool,
         "users": settings.users,
         "speed": "max" if settings.speed is None else settings.speed,
         "concurrency": settings.concurrency,
@@ -70,16 +77,43 @@ def replay_command(args: Namespace) -> int:
 
 async def _drive(
     requests: list[WorkRequest], codec: ItemCodec, target: Target, settings: ReplaySettings
-) -> list[Record]:
+) -> tuple[list[Record], Tiers | None]:
     replay = Replay(requests, codec, target, settings)
     try:
         await target.start()
-        return await replay.run()
+        before = await target.tiers()
+        records = await replay.run()
+        return records, await _tiers_since(before, target, codec)
     finally:
         await target.close()
 
 
-def _target(args: Namespace, engine_defaults: Mapping[str, Any]) -> Target:
+async def _tiers_since(before: Tiers | None, target: Target, codec: ItemCodec) -> Tiers | None:
+    after = await target.tiers()
+    if before is None or after is None or after.since(before) is None:
+        return None
+    # Figures travel with the engine's steps, so another step brings whatever the last one left behind.
+    await target.send(codec.encode_many([0]), None, 0)
+    after = await target.tiers()
+    return after.since(before) if after is not None else None
+
+
+def _pool(args: Namespace, engine_args: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of the offline engine's pool; None without one."""
+    reasons = {
+        "--server": args.server is not None,
+        "--no-users": args.no_users,
+        "--engine-arg kv_transfer_config": "kv_transfer_config" in engine_args,
+    }
+    reason = next((option for option, given in reasons.items() if given), "")
+    if reason and args.pool != "none":
+        raise InvalidSettingError(f"with {reason} there is no pool to choose; leave --pool away")
+    return pool_options.pool_settings(args, os.environ, without=reason)
+
+
+def _target(
+    args: Namespace, engine_args: Mapping[str, Any], engine_defaults: Mapping[str, Any], pool: Mapping[str, Any] | None
+) -> Target:
     if (args.server is None) == (args.offline is None):
         raise InvalidSettingError("Say where to send the requests: either --server URL or --offline MODEL_DIR.")
     max_tokens = options.whole_number("--max-tokens", args.max_tokens)
@@ -89,7 +123,7 @@ def _target(args: Namespace, engine_defaults: Mapping[str, Any]) -> Target:
     if args.server is not None:
         from userkv.bench.http_target import HttpTarget
 
-        if args.engine_arg:
+        if engine_args:
             raise InvalidSettingError(
                 "--engine-arg is for --offline: a server has been started with its arguments already."
             )
@@ -101,7 +135,9 @@ def _target(args: Namespace, engine_defaults: Mapping[str, Any]) -> Target:
     model_dir = Path(args.offline)
     if not model_dir.is_dir():
         raise InvalidSettingError(f"--offline must be the directory of a model, but {model_dir} is no directory.")
-    engine_args = {**engine_defaults, **options.key_values("--engine-arg", args.engine_arg)}
+    engine_args = {**engine_defaults, **engine_args}
+    if pool is not None:
+        engine_args["kv_transfer_config"] = pool_options.transfer_config(pool)
     return EngineTarget(model_dir, engine_args, users=not args.no_users, max_tokens=max_tokens, timeout_s=timeout_s)
 
 

@@ -14,6 +14,12 @@ options of the run, with their defaults filled in. ``total``, ``first_visit`` (e
 - ``late_p99_s``: how much later than the workload's time requests were sent.
 - ``duration_s``: from the first request sent to the last one ended. ``requests_per_s``: answered requests by that.
 
+``tiers``: {hbm, dram, ssd, computed, history}: where the history tokens came from, counted by the engine: its own KV
+cache, the pool's memory, the pool's disk, nowhere. The four add up to ``history``. The engine counts all requests that
+it starts, so failed ones and those of other clients of the server are in it, and one that is preempted or whose load
+fails counts twice. null if the server does not count (plain vLLM) or restarted meanwhile, or if no request named a
+user.
+
 ``failures``: {message: number}. ``first_failures``: the first few as [{request, user, status, message}].
 """
 
@@ -28,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from userkv.bench.replay import Record
+from userkv.bench.tiers import Tiers
 from userkv.core.errors import InvalidSettingError
 
 VERSION = 1
@@ -63,6 +70,7 @@ class Report:
     phases: list[Row]
     first_visit: Row
     returning: Row
+    tiers: Tiers | None
     failures: dict[str, int]
     first_failures: list[dict[str, Any]]
 
@@ -104,9 +112,10 @@ def summarize(records: Sequence[Record]) -> Row:
     )
 
 
-def make_report(records: Sequence[Record], phases: int) -> Report:
+def make_report(records: Sequence[Record], phases: int, tiers: Tiers | None = None) -> Report:
     """Cuts the run, in the order of sending, into ``phases`` slices that differ by at most one request, and counts.
 
+    tiers: where the history tokens of the whole run came from, if that is known.
     Raises InvalidSettingError if ``phases`` is less than 1. Fewer records than phases make fewer slices.
     """
     if phases < 1:
@@ -120,6 +129,7 @@ def make_report(records: Sequence[Record], phases: int) -> Report:
         phases=[summarize(records[start:end]) for start, end in itertools.pairwise(cuts)],
         first_visit=summarize([record for record in records if record.first_visit]),
         returning=summarize([record for record in records if not record.first_visit]),
+        tiers=tiers,
         failures=dict(Counter(str(record.outcome.error) for record in failed).most_common()),
         first_failures=[
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from userkv.bench.report import Report, Row
+from userkv.bench.tiers import Tiers
 
 _HEADINGS = (
     "",
@@ -54,6 +55,8 @@ def _cells(name: str, row: Row) -> tuple[str, ...]:
 
 def _notes(report: Report) -> list[str]:
     notes = []
+    if report.tiers is not None:
+        notes.append(_sources(report.tiers))
     if report.total.unknown_cached:
         notes.append(
             f"{report.total.unknown_cached} answers do not tell their cached tokens and are in no hit ratio "
@@ -63,6 +66,12 @@ def _notes(report: Report) -> list[str]:
         notes.append(f"{report.total.failed} of {report.total.requests} requests failed; the first ones:")
         notes += [f"  request {one['request']}, user {one['user']}: {one['message']}" for one in report.first_failures]
     return notes
+
+
+def _sources(tiers: Tiers) -> str:
+    shares = {"HBM": tiers.hbm, "the pool's DRAM": tiers.dram, "the pool's SSD": tiers.ssd}
+    found = ", ".join(f"{_percent(tokens / tiers.history)} from {name}" for name, tokens in shares.items())
+    return f"{tiers.history} history tokens: {found}, {_percent(tiers.computed / tiers.history)} computed."
 
 
 def _percent(ratio: float | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from userkv.bench.tiers import Tiers
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -40,6 +42,12 @@ class Target(Protocol):
         """Sends one request; whatever goes wrong with it is an Outcome, not an exception.
 
         user_id: whose history the first ``history_len`` tokens of the prompt are; None: no user is named.
+        """
+
+    async def tiers(self) -> Tiers | None:
+        """Where the history tokens of all requests so far came from; all 0 if the target does not count them.
+
+        None if it cannot be asked. The latest requests may be missing until the target has run one more.
         """
 
     async def close(self) -> None:

@@ -129,7 +129,9 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
         raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
     environment = _environment(args, env)
-    pool = pool_options.pool_settings(args, env)
+    theirs = any(word.split("=")[0] in pool_options.TRANSFER_OPTIONS for word in passthrough)
+    without = "--kv-transfer-config" if theirs else "--no-users" if args.no_users else ""
+    pool = pool_options.pool_settings(args, env, without)
     port = available_port(args.host, args.port)
     model = resolve_model(args.model)
     if Path(model).is_dir():

@@ -15,16 +15,17 @@ from userkv.serving.demo_model import userkv_home
 CONNECTOR = "MooncakeUserStoreConnector"
 KINDS = ("local", "mooncake", "none")
 DIRECTORY_VARIABLE = "USERKV_POOL_DIR"
-_TRANSFER_OPTIONS = ("--kv-transfer-config", "-kvt")
+TRANSFER_OPTIONS = ("--kv-transfer-config", "-kvt")
+"""vLLM's option that chooses a KV connector."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the pool's options to ``userkv serve``."""
+def add_options(parser: argparse.ArgumentParser, default: str = "local") -> None:
+    """Add the pool's options to a command that starts an engine; ``default`` is one of ``KINDS``."""
     group = parser.add_argument_group("the pool, which keeps users' KV outside the engine")
     group.add_argument(
         "--pool",
         choices=KINDS,
-        default="local",
+        default=default,
         help="local: memory and disk of this machine; mooncake: Mooncake Store, as MOONCAKE_CONFIG_PATH or a master "
         "that `userkv pool start` started here says; none (default: %(default)s)",
     )
@@ -44,22 +45,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def pool_settings(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, Any] | None:
+def pool_settings(args: argparse.Namespace, env: Mapping[str, str], without: str = "") -> dict[str, Any] | None:
     """``kv_connector_extra_config`` as the options say; ``None`` without a pool.
+
+    Args:
+        args: with the options of :func:`add_options`.
+        env: environment variables.
+        without: another option that leaves no place for a pool, whatever these say; "" if there is none.
 
     Raises:
         InvalidSettingError: an option cannot be used, or does not fit the others.
 
     """
-    theirs = any(word.split("=")[0] in _TRANSFER_OPTIONS for word in args.passthrough)
     local = {"local_dir": args.pool_dir, "local_dram_bytes": args.pool_dram, "local_ssd_bytes": args.pool_ssd}
     local = {name: value for name, value in local.items() if value is not None}
-    if args.no_users or args.pool == "none" or theirs:
+    if without or args.pool == "none":
         if local or args.pool_option:
-            reason = "--kv-transfer-config" if theirs else "--no-users" if args.no_users else "--pool none"
-            raise InvalidSettingError(
-                f"with {reason} there is no pool to set options of; leave the --pool-* options away"
-            )
+            advice = "leave the --pool-* options away" if without else "say --pool local, or leave its options away"
+            raise InvalidSettingError(f"with {without or '--pool none'} there is no pool to set options of; {advice}")
         return None
     options: dict[str, Any] = {"backend": args.pool}
     if args.pool == "local":
@@ -72,18 +75,20 @@ def pool_settings(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str,
     return options
 
 
-def transfer_arguments(options: Mapping[str, Any] | None) -> Sequence[str]:
-    """vLLM's arguments for a pool with these options."""
-    if options is None:
-        return ()
-    config = {
+def transfer_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """vLLM's ``KVTransferConfig`` for a pool with these options."""
+    return {
         "kv_connector": CONNECTOR,
         "kv_role": "kv_both",
         # Without it vLLM fails a request whose KV could not be loaded.
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": dict(options),
     }
-    return _TRANSFER_OPTIONS[0], json.dumps(config)
+
+
+def transfer_arguments(options: Mapping[str, Any] | None) -> Sequence[str]:
+    """vLLM's command line for a pool with these options."""
+    return () if options is None else (TRANSFER_OPTIONS[0], json.dumps(transfer_config(options)))
 
 
 def describe(options: Mapping[str, Any] | None) -> str:

@@ -22,7 +22,7 @@ from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.layout import KVLayout
 from userkv.engine.pool.lookup_rpc import MooncakeLookupClient
 from userkv.engine.pool.mooncake_engine import MooncakeEngine
-from userkv.engine.pool.namespace import Namespaces, weights_fingerprint
+from userkv.engine.pool.namespace import Namespaces, weight_files, weights_fingerprint
 from userkv.engine.pool.saves import PoolSaves
 from userkv.engine.pool.scheduler_half import SchedulerHalf
 from userkv.engine.pool.worker_half import WorkerHalf
@@ -58,8 +58,8 @@ def check_transfer_config(config: VllmConfig) -> PoolSettings:
         )
     if config.parallel_config.pipeline_parallel_size > 1:
         raise UnsupportedEngineError(f"{CONNECTOR} does not work with pipeline parallelism; use tensor parallelism")
-    if not settings.weights_version:
-        _weights_version(config)  # Only to complain in the process that the user started.
+    if not settings.weights_version and config.load_config.load_format != "dummy":
+        weight_files(config.model_config.model)
     return settings
 
 
@@ -113,7 +113,7 @@ def make_scheduler(
     client = MooncakeLookupClient(
         [worker.endpoint for worker in workers],
         settings.lookup_timeout_ms / 1000,
-        lambda rank, notice: saves.saved(notice.job_id, notice.ok) if saves is not None else None,
+        lambda rank, notice: saves.saved(notice.job_id, notice.ok, notice.dropped) if saves is not None else None,
     )
     pool = AgreedPool(client)
     if settings.saves(transfer.kv_role):

@@ -35,23 +35,26 @@ class PoolGauges:
         self._clock = clock
         self._next = 0.0
         self._seen: dict[str, int] = {}
+        self._gauges: dict[str, float] = {}
 
     def add_to(self, stats: PoolStats) -> None:
-        """Add what has changed since the last time, if that is long enough ago."""
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + SECONDS
+        """Add what has been counted since the last time, and how things are: always, since ranks are added up."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + SECONDS
+            self._read(stats)
+        stats.set(**self._gauges)
+
+    def _read(self, stats: PoolStats) -> None:
         counters = self._backend.counters()
         for theirs, ours in _COUNTERS.items():
             amount = counters.get(theirs, 0) - self._seen.get(theirs, 0)
             if amount:
                 stats.count(**{ours: amount})
         self._seen = counters
-        stats.set(pool_breaker_open=self._backend.breaker.state != "closed")
+        self._gauges = {"pool_breaker_open": self._backend.breaker.state != "closed"}
         try:
             usage = self._backend.usage()
         except StoreError:
             return  # Nobody knows; the breaker's figures say why.
         for tier, used, budget in usage:
-            stats.set(**{f"pool_used_{tier.value}": used, f"pool_budget_{tier.value}": budget})
+            self._gauges |= {f"pool_used_{tier.value}": used, f"pool_budget_{tier.value}": budget}

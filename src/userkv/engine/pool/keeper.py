@@ -49,22 +49,27 @@ class PoolKeeper:
         self._waiting: dict[UserKey, History] = {}
         self._ended: deque[tuple[UserKey, bool]] = deque()
 
-    def save(self, history: History, entry: UserEntry, answer: PoolAnswer | None, asked_at: float) -> None:
+    def save(self, history: History, entry: UserEntry, answer: PoolAnswer | None) -> None:
         """Save a history that has entered HBM as ``entry``; after the user's present save, if there is one.
 
         Args:
             history: what to save.
             entry: its entry in the table.
-            answer: what the pool said of the user, if it was asked.
-            asked_at: when; an answer from before the user's last save says nothing.
+            answer: what the pool has said of the user, if it is to be trusted.
 
         """
         self._note_ended()
-        checked = self._note(history.key, entry)
+        self._note(history.key, entry)
         if self._saves.is_saving(history.uid, history.namespace):
             self._waiting[history.key] = history
         else:
-            self._saves.start(history, answer if checked.saved_at < asked_at else None)
+            self._saves.start(history, answer)
+
+    def trusts(self, key: UserKey, asked_at: float) -> bool:
+        """Whether an answer to a question of ``asked_at`` still holds: no save of this user has ended since."""
+        self._note_ended()
+        checked = self._checked.get(key)
+        return checked is None or checked.saved_at < asked_at
 
     def written(self, key: UserKey, entry: UserEntry) -> None:
         """A save that ran beside the forward pass has become this entry."""
@@ -74,7 +79,7 @@ class PoolKeeper:
         """A request has hit all of its history in HBM: see, now and then, whether the pool has it too."""
         checked = self._checked.get(history.key)
         if checked is None or checked.entry is not entry or self._clock() >= checked.next_check:
-            self.save(history, entry, None, 0.0)
+            self.save(history, entry, None)
 
     def step(self) -> None:
         """Start what has waited for a save to end. Once per step."""
@@ -108,9 +113,12 @@ class PoolKeeper:
             if checked is not None:
                 checked.saved_at = self._clock()
                 checked.next_check = checked.saved_at + (RECHECK_SECONDS if ok else RETRY_SECONDS)
-            history = self._waiting.pop(key, None)
+            history = self._waiting.get(key)
+            if history is None or self._saves.is_saving(history.uid, history.namespace):
+                continue  # The save that ended may have been one of other weights.
+            del self._waiting[key]
             entry = self._table.get(key)
             # Only if it has not left HBM, nor been replaced, meanwhile: its blocks are somebody else's then.
-            if history is not None and entry is not None and entry.blocks == history.blocks:
+            if entry is not None and entry.blocks == history.blocks:
                 self._note(key, entry)
                 self._saves.start(history, None)

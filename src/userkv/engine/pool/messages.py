@@ -157,6 +157,7 @@ class Saved(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
     job_id: int
     ok: bool
+    dropped: bool = False
 
 
 Reply = Found | Located | Committed | Failed

@@ -54,6 +54,7 @@ class Save:
     held: tuple[Any, ...] = ()
     ranks_left: int = 0
     failed: bool = False
+    dropped: bool = False
     confirmed: bool = True
     shipped: bool = False
     closing: bool = False
@@ -76,7 +77,7 @@ class PoolSaves:
 
     Attributes:
         ended: told of each save that ends, with the outcome; on either thread.
-        counts: how saves ended, since whoever reports it cleared it.
+        counts: how saves ended since the last :meth:`take_counts`.
 
     """
 
@@ -170,14 +171,21 @@ class PoolSaves:
         while self._to_release:
             self._block_pool.free_blocks(reversed(self._to_release.popleft()))
 
-    def saved(self, job_id: int, ok: bool) -> None:
-        """A rank has ended its part of a job."""
+    def take_counts(self) -> dict[str, int]:
+        """How saves ended since the last call."""
+        with self._lock:
+            counts, self.counts = self.counts, Counter()
+        return dict(counts)
+
+    def saved(self, job_id: int, ok: bool, dropped: bool = False) -> None:
+        """A rank has ended its part of a job, or dropped it because too many wait."""
         with self._lock:
             save = self._saves.get(job_id)
             if save is None:
                 return
             save.ranks_left -= 1
             save.failed |= not ok
+            save.dropped |= dropped
         self._go_on(save)
 
     def confirm(self, save: Save) -> None:
@@ -245,7 +253,7 @@ class PoolSaves:
         history = save.history
         if save.failed:
             self._pool.remove(history.uid, history.namespace, save.plan.new_extents)
-            self._end(save, False, "failed_saves")
+            self._end(save, False, "dropped_saves" if save.dropped else "failed_saves")
         else:
             self._pool.commit(
                 history.uid,

@@ -211,7 +211,7 @@ class SchedulerHalf:
         asking = self._requests.get(request_id)
         if not self._save_during_forward or self._saves is None or asking is None or asking.save is not None:
             return
-        lookup, answer = asking.lookup, asking.answer
+        lookup, answer = asking.lookup, self._trusted_answer(asking)
         if not start < len(lookup.history) <= end:
             return
         if lookup.request.write and asking.namespace and answer is not None and answer.known:
@@ -261,8 +261,7 @@ class SchedulerHalf:
         stats.count(**self.counts)
         self.counts.clear()
         if self._saves is not None:
-            stats.count(**self._saves.counts)
-            self._saves.counts.clear()
+            stats.count(**self._saves.take_counts())
         return stats
 
     def finished(self, request_id: str) -> None:
@@ -278,9 +277,7 @@ class SchedulerHalf:
             self._keeper.written(key, entry)
             self._saves.confirm(save)
             return
-        # What a failed load has found out is newer than the answer.
-        answer = asking.answer if asking.load is None or asking.load.ok else None
-        self._keeper.save(_history(asking, entry), entry, answer, asking.asked_at)
+        self._keeper.save(_history(asking, entry), entry, self._trusted_answer(asking))
 
     def request_stopped(self, request_id: str) -> None:
         asking = self._requests.get(request_id)
@@ -303,6 +300,13 @@ class SchedulerHalf:
         may_save = asking.namespace and asking.lookup.request.write
         if self._keeper is not None and entry is not None and asking.in_hbm and may_save:
             self._keeper.check(_history(asking, entry), entry)
+
+    def _trusted_answer(self, asking: _Asking) -> PoolAnswer | None:
+        """What the pool said of the user, unless something newer is known: a load that failed, a save that ended."""
+        failed = asking.load is not None and not asking.load.ok
+        if failed or self._keeper is None or not self._keeper.trusts(asking.lookup.key, asking.asked_at):
+            return None
+        return asking.answer
 
     def _cancel_save(self, asking: _Asking) -> None:
         if asking.save is not None and self._saves is not None:

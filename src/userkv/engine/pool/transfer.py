@@ -141,4 +141,7 @@ class KVCacheStoreSendingThread(KVTransferThread[SaveTask]):
         now = time.monotonic()
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_SECONDS
-            self._sweep()
+            try:
+                self._sweep()
+            except Exception:
+                logger.exception("cleaning up failed in a way that it should not")

@@ -200,9 +200,11 @@ class WorkerHalf:
             if not job.during_forward:
                 for layer in range(self._engine.num_layers) if self._layerwise else (None,):
                     self._enqueue_save(job, layer, None)
-            elif self._layers_computed < self._engine.num_layers:
-                # The step did not run through the model after all.
-                self._server.notify(Saved(job.job_id, False))
+                continue
+            # A step that did not run through the model after all has left layers out.
+            for layer in range(self._layers_computed, self._engine.num_layers):
+                self._note_save(job)
+                self._task_saved(SaveTask(job, layer, None), -1, 0.0)
 
     def take_received(self) -> set[str]:
         """Requests whose asynchronous load is over, well or not."""
@@ -252,14 +254,16 @@ class WorkerHalf:
             self._next_layer += 1
 
     def _enqueue_save(self, job: SaveJob, layer: int | None, after: Any) -> None:
-        with self._lock:
-            progress = self._saves.setdefault(job.job_id, _Progress(self._tasks_per_save))
+        progress = self._note_save(job)
         try:
             self._save_queue.put_nowait(SaveTask(job, layer, after))
         except queue.Full:
-            with self._lock:
-                self._stats.count(dropped_saves=progress.ok)
+            progress.dropped = True
             self._task_saved(SaveTask(job, layer, after), -1, 0.0)
+
+    def _note_save(self, job: SaveJob) -> "_Progress":
+        with self._lock:
+            return self._saves.setdefault(job.job_id, _Progress(self._tasks_per_save))
 
     def _task_loaded(self, task: LoadTask, loaded: Loaded, seconds: float) -> None:
         """On a transfer thread."""
@@ -290,19 +294,20 @@ class WorkerHalf:
             del self._saves[task.job.job_id]
             if progress.ok:
                 self._stats.observe(save_bytes=progress.nbytes, save_seconds=progress.seconds)
-        self._server.notify(Saved(task.job.job_id, progress.ok))
+        self._server.notify(Saved(task.job.job_id, progress.ok, progress.dropped))
 
 
 class _Progress:
     """A load or save that consists of several tasks (one per layer)."""
 
-    __slots__ = ("left", "nbytes", "ok", "seconds")
+    __slots__ = ("dropped", "left", "nbytes", "ok", "seconds")
 
     def __init__(self, tasks: int) -> None:
         self.left = tasks
         self.nbytes = 0
         self.seconds = 0.0
         self.ok = True
+        self.dropped = False
 
     def add(self, nbytes: int, seconds: float, ok: bool) -> None:
         """One task is over."""

@@ -1,0 +1,151 @@
+"""How fast users go into a Mooncake pool and come out of it, against Mooncake's own plainest calls.
+
+    .venv/bin/python benchmarks/pool_bandwidth_mooncake.py --json /tmp/mooncake.json
+
+A user of 64 MiB is four extents of 16 MiB, each scattered over regions of 128 KiB, as an engine's KV blocks are. The
+bound is one ``get_into`` (``put_from``) of the same bytes, in one object and in one piece. Everything is measured in
+one process, taking turns; figures are medians. "in this process" means that the pool's memory belongs to the process
+that measures, "of another process" that it is reached over TCP. ``pool_bandwidth.py --mooncake`` has the same pools.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from pool_bandwidth import EXTENT, MIB, Bytes, seconds
+from tests.support.backends import closing
+from tests.support.mooncake import Master, owner
+
+from userkv.store.backend import PoolBackend
+from userkv.store.mooncake.backend import MooncakeBackend
+
+USER = 64 * MIB
+SEGMENT = 1024 * MIB
+LEASE_MS = 200
+LOAD_THREADS = 2
+"""As many as the connector uses."""
+
+
+@contextmanager
+def mooncake_pools() -> Iterator[dict[str, MooncakeBackend]]:
+    """A pool whose memory is this process's own, and one whose memory is another's."""
+    with ExitStack() as stack:
+        pools = {}
+        for name, own in (("memory in this process", SEGMENT), ("memory of another process, TCP", 0)):
+            master = stack.enter_context(Master(lease_ms=LEASE_MS))
+            if not own:
+                stack.enter_context(owner(master, SEGMENT))
+            pools[name] = stack.enter_context(closing(master.open(own)))
+        yield pools
+
+
+@contextmanager
+def mooncake_backends(directory: Path) -> Iterator[dict[str, PoolBackend]]:
+    """For ``pool_bandwidth.py``."""
+    with mooncake_pools() as pools:
+        yield {f"Mooncake, {name}": pool for name, pool in pools.items()}
+
+
+class Rows:
+    """What is measured on one pool; every repeat puts under fresh keys."""
+
+    def __init__(self, backend: MooncakeBackend, executor: ThreadPoolExecutor) -> None:
+        self._backend = backend
+        self._executor = executor
+        self._repeat = 0
+        self.source, self.target = Bytes(USER, 128 << 10), Bytes(USER, 128 << 10)
+        backend.register([self.source.whole, self.target.whole])
+
+    def works(self) -> dict[str, Callable[[], None]]:
+        """The rows in the order in which they are measured."""
+        self._repeat += 1
+        return {
+            "put_from, one object": self._put_from,
+            "get_into, one object": self._get_into,
+            "put, 4 extents": self._put,
+            "locate, 4 extents": self._locate,
+            "get, 4 extents, one after the other": self._get,
+            f"get, 4 extents, {LOAD_THREADS} threads": self._get_in_threads,
+        }
+
+    def remove(self) -> None:
+        """Make room; what is leased goes by eviction."""
+        self._backend.remove("u", [*self._keys, self._plain])
+
+    def check(self, row: str) -> None:
+        """What was read is what was put."""
+        if row.startswith("get"):
+            assert np.array_equal(self.source.array, self.target.array), row
+            self.target.array[:] = 0
+
+    @property
+    def _keys(self) -> list[str]:
+        return [f"{self._repeat}@{extent}" for extent in range(USER // EXTENT)]
+
+    @property
+    def _plain(self) -> str:
+        return f"{self._repeat}@plain"
+
+    def _put_from(self) -> None:
+        with self._backend._connection.use() as client:
+            assert client.store.put_from(self._plain, *self.source.whole) == 0
+
+    def _get_into(self) -> None:
+        with self._backend._connection.use() as client:
+            assert client.store.get_into(self._plain, *self.target.whole) == USER
+
+    def _put(self) -> None:
+        for key, parts in zip(self._keys, self.source.extents, strict=True):
+            self._backend.put(str(self._repeat), key, parts)
+
+    def _locate(self) -> None:
+        assert None not in self._backend.locate(str(self._repeat), self._keys)
+
+    def _get(self) -> None:
+        for key, parts in zip(self._keys, self.target.extents, strict=True):
+            self._backend.get(str(self._repeat), key, parts)
+
+    def _get_in_threads(self) -> None:
+        work = zip(self._keys, self.target.extents, strict=True)
+        list(self._executor.map(lambda it: self._backend.get(str(self._repeat), *it), work))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="bandwidth of a Mooncake pool, against Mooncake's plainest calls")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="file for the seconds of every repeat")
+    args = parser.parse_args(arguments)
+    times: dict[str, dict[str, list[float]]] = {}
+    with mooncake_pools() as pools, ThreadPoolExecutor(LOAD_THREADS) as executor:
+        rows = {name: Rows(pool, executor) for name, pool in pools.items()}
+        for repeat in range(args.repeats + 2):
+            for name, pool in rows.items():
+                for row, work in pool.works().items():
+                    times.setdefault(name, {}).setdefault(row, []).append(seconds(work))
+                    pool.check(row)
+                pool.remove()
+            if repeat == 1:  # All memory has been touched by now.
+                times.clear()
+    for name, of_pool in times.items():
+        medians = {row: statistics.median(values) for row, values in of_pool.items()}
+        print(f"\n{name}: {USER // MIB} MiB, medians of {args.repeats}\n")
+        print("| | ms | GB/s | of the plain call |\n|---|---:|---:|---:|")
+        for row, median in medians.items():
+            bound = medians[f"{'put_from' if row.startswith('put') else 'get_into'}, one object"]
+            speed = "" if row.startswith("locate") else f"{USER / median / 1e9:.1f} | {bound / median:.2f}"
+            print(f"| {row} | {median * 1e3:.1f} | {speed or ' | '} |")
+    if args.json:
+        args.json.write_text(json.dumps({"seconds": times}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

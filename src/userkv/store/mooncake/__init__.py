@@ -1,0 +1,1 @@
+"""Users' KV in Mooncake Store: a pool that several machines share."""

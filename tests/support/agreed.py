@@ -1,0 +1,71 @@
+"""A pool whose answers the test gives, and a block pool with numbered blocks, for the scheduler's half."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.support.fake_pool import FakeBlock, FakePool
+from userkv.core.record import Extent, UserRecord
+from userkv.engine.pool.agreement import CommitAnswer, PoolAnswer
+
+COMMITTED = CommitAnswer(committed=True)
+REFUSED = CommitAnswer(committed=False, refused=True)
+NOBODY_KNOWS = CommitAnswer(committed=False)
+
+
+@dataclass(eq=False)
+class NumberedBlock(FakeBlock):
+    """A block with vLLM's number."""
+
+    block_id: int = -1
+
+
+class NumberedPool(FakePool):
+    """Blocks with numbers from 100 on, so that nobody takes a number for an index."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(0)
+        self.blocks = [NumberedBlock(0, 100 + number) for number in range(num_blocks)]  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class AskedLookup:
+    """A look-up that waits for its answer."""
+
+    uid: str
+    namespace: str
+    answer: Callable[[PoolAnswer], None]
+
+
+@dataclass(frozen=True)
+class AskedCommit:
+    """A commit that waits for its answer."""
+
+    uid: str
+    namespace: str
+    record: UserRecord
+    base_generation: int
+    answer: Callable[[CommitAnswer], None]
+
+
+class FakeAgreedPool:
+    """In place of ``AgreedPool``: notes what is asked; the test answers, when it wants and from which thread it wants."""
+
+    def __init__(self, num_ranks: int = 1) -> None:
+        self.num_ranks = num_ranks
+        self.lookups: list[AskedLookup] = []
+        self.commits: list[AskedCommit] = []
+        self.removed: list[Extent] = []
+
+    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None]) -> None:
+        self.lookups.append(AskedLookup(uid, namespace, done))
+
+    def commit(
+        self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]
+    ) -> None:
+        self.commits.append(AskedCommit(uid, namespace, record, base_generation, done))
+
+    def remove(self, uid: str, namespace: str, extents: Sequence[Extent]) -> None:
+        self.removed += extents
+
+    def close(self) -> None:
+        pass

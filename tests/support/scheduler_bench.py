@@ -1,0 +1,160 @@
+"""The scheduler's half of the connector on the real user cache, with vLLM's calls in vLLM's order, and no vLLM."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.support.agreed import COMMITTED, AskedLookup, FakeAgreedPool, NumberedPool
+from tests.support.records import BLOCK
+from userkv.core.request import UserKey, UserRequest
+from userkv.core.settings import CacheSettings
+from userkv.core.tokens import as_tokens
+from userkv.core.user_cache import UserCache, UserLookup
+from userkv.engine.pool.agreement import PoolAnswer
+from userkv.engine.pool.keeper import PoolKeeper
+from userkv.engine.pool.messages import SaveJob, StepJobs
+from userkv.engine.pool.saves import PoolSaves
+from userkv.engine.pool.scheduler_half import SchedulerHalf
+
+CANDIDATES = 2
+"""Tokens of a request behind its history."""
+
+
+class Clock:
+    """Moves when a test moves it, and a little when a request arrives."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Running:
+    """A request, as the engine knows it."""
+
+    lookup: UserLookup
+    num_tokens: int
+    local: int = 0
+    external: int = 0
+    hit: Any = None
+    blocks: list[Any] = field(default_factory=list)
+
+
+class SchedulerBench:
+    """One engine's scheduler. ``jobs``: what the last step shipped."""
+
+    def __init__(self, ranks: int = 1, saves: bool = True, num_blocks: int = 100, **options: Any) -> None:
+        self.clock = Clock()
+        self.blocks = NumberedPool(num_blocks)
+        self.pool = FakeAgreedPool(ranks)
+        self.users = UserCache(BLOCK, num_blocks, self.blocks, CacheSettings(), clock=self.clock)
+        self.namespace = "n1"
+        self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 0, "w") if saves else None  # type: ignore[arg-type]
+        self.keeper = PoolKeeper(self.saves, self.users.table, self.clock) if self.saves is not None else None
+        if self.saves is not None and self.keeper is not None:
+            self.saves.ended = self.keeper.save_ended
+        self.half = SchedulerHalf(
+            self.pool,  # type: ignore[arg-type]
+            self.users,
+            self.saves,
+            self.keeper,
+            BLOCK,
+            lambda key, adapter_id: self.namespace,
+            self.new_weights,
+            clock=self.clock,
+            **options,
+        )
+        self.users.listener = self.half
+        self.requests: dict[str, Running] = {}
+        self.jobs = StepJobs()
+
+    def new_weights(self) -> None:
+        self.namespace = self.namespace and f"n{int(self.namespace[1:]) + 1}"
+
+    def arrive(self, name: str, history: list[int], user: str = "u", **switches: bool) -> None:
+        """A request comes in."""
+        self.clock.now += 1e-3
+        lookup = UserLookup(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
+        self.requests[name] = Running(lookup, len(history) + CANDIDATES)
+        self.half.new_request(name, lookup, len(history) + CANDIDATES)
+
+    def find(self, name: str) -> int | None:
+        """What the pool would load behind what HBM has."""
+        request = self.requests[name]
+        request.hit = self.users.find(name, request.lookup, request.num_tokens)
+        request.local = request.hit.num_tokens
+        return self.half.find(name, request.num_tokens, request.local // BLOCK * BLOCK)
+
+    def start(self, name: str, external: int) -> None:
+        """It gets its blocks; its step is shipped."""
+        request = self.requests[name]
+        shared = list(request.hit.blocks[: request.local // BLOCK])
+        self.blocks.touch(shared)
+        request.blocks = shared + self.blocks.take(-(-request.num_tokens // BLOCK) - len(shared))
+        request.external = external
+        ready = len(shared) * BLOCK + external if external else request.local
+        self.users.start(name, request.lookup, request.local, ready)
+        self.half.allocated(name, [block.block_id for block in request.blocks], external)
+        self.step()
+
+    def step(self) -> StepJobs:
+        """The engine takes the jobs of a step."""
+        self.jobs = self.half.take_jobs()
+        return self.jobs
+
+    def finish(self, name: str, computed: int | None = None) -> None:
+        """It ends; its history is kept if all of it was computed."""
+        request = self.requests.pop(name)
+        self.half.finished(name)
+        self.users.finish(name, request.num_tokens if computed is None else computed, request.blocks)
+        self.blocks.free_blocks(reversed(request.blocks))
+
+    def run(self, name: str, history: list[int], user: str = "u", answer: PoolAnswer | None = None) -> int:
+        """From arrival to end, with one more step behind it. Returns how many tokens were taken from the pool."""
+        self.arrive(name, history, user)
+        external = self.find(name)
+        if external is None:
+            assert answer is not None, "the pool is asked, and the test has no answer"
+            self.asked().answer(answer)
+            external = self.find(name)
+        assert external is not None
+        self.start(name, external)
+        if external:
+            self.half.loaded({job.job_id: (self.pool.num_ranks, True) for job in self.jobs.loads})
+        self.finish(name)
+        self.step()
+        return external
+
+    def asked(self) -> AskedLookup:
+        """The only open look-up."""
+        (lookup,) = self.pool.lookups
+        self.pool.lookups.clear()
+        return lookup
+
+    def write(self, *jobs: SaveJob, ok: bool = True) -> None:
+        """All ranks do saves."""
+        assert self.saves is not None
+        for job in jobs or self.jobs.saves:
+            for _ in range(self.pool.num_ranks):
+                self.saves.saved(job.job_id, ok)
+
+    def save(self, ok: bool = True) -> None:
+        """What the last step shipped is written and committed, or not."""
+        self.write(ok=ok)
+        for commit in self.pool.commits:
+            commit.answer(COMMITTED)
+        self.pool.commits.clear()
+        self.step()
+
+    def evict(self, *keep: str) -> None:
+        """Users leave HBM."""
+        for key in list(self.users.table.user_to_blocks):
+            if key.user_id not in keep:
+                self.users.table.drop(key)
+
+    def assert_nothing_is_held(self) -> None:
+        """When all is over, every block is free."""
+        self.step()
+        self.evict()
+        assert self.saves is None or (len(self.saves) == 0 and not self.half.needs_step())
+        assert self.blocks.num_free == len(self.blocks.blocks)
