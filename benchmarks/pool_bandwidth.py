@@ -61,7 +61,7 @@ class PoolOfUsers:
 
     def __init__(self, backend: PoolBackend) -> None:
         self._backend = backend
-        self._number = 0
+        self._number = time.monotonic_ns()  # No key of an earlier one is used again.
         self._keys: list[str] = []
 
     def put(self, source: Bytes) -> None:

@@ -29,19 +29,18 @@ from userkv.store.backend import PoolBackend
 from userkv.store.mooncake.backend import MooncakeBackend
 
 USER = 64 * MIB
-SEGMENT = 1024 * MIB
-LEASE_MS = 200
+SEGMENT = 2048 * MIB
 LOAD_THREADS = 2
 """As many as the connector uses."""
 
 
 @contextmanager
-def mooncake_pools() -> Iterator[dict[str, MooncakeBackend]]:
+def mooncake_pools(lease_ms: int = 5000) -> Iterator[dict[str, MooncakeBackend]]:
     """A pool whose memory is this process's own, and one whose memory is another's."""
     with ExitStack() as stack:
         pools = {}
         for name, own in (("memory in this process", SEGMENT), ("memory of another process, TCP", 0)):
-            master = stack.enter_context(Master(lease_ms=LEASE_MS))
+            master = stack.enter_context(Master(lease_ms=lease_ms))
             if not own:
                 stack.enter_context(owner(master, SEGMENT))
             pools[name] = stack.enter_context(closing(master.open(own)))
@@ -50,8 +49,8 @@ def mooncake_pools() -> Iterator[dict[str, MooncakeBackend]]:
 
 @contextmanager
 def mooncake_backends(directory: Path) -> Iterator[dict[str, PoolBackend]]:
-    """For ``pool_bandwidth.py``."""
-    with mooncake_pools() as pools:
+    """For ``pool_bandwidth.py``, which makes room by removing what it has just read."""
+    with mooncake_pools(lease_ms=500) as pools:
         yield {f"Mooncake, {name}": pool for name, pool in pools.items()}
 
 
@@ -78,8 +77,9 @@ class Rows:
         }
 
     def remove(self) -> None:
-        """Make room; what is leased goes by eviction."""
-        self._backend.remove("u", [*self._keys, self._plain])
+        """Make room, whatever is leased."""
+        with self._backend._connection.use() as client:
+            client.store.batch_remove([*self._keys, self._plain], True)
 
     def check(self, row: str) -> None:
         """What was read is what was put."""
@@ -97,7 +97,8 @@ class Rows:
 
     def _put_from(self) -> None:
         with self._backend._connection.use() as client:
-            assert client.store.put_from(self._plain, *self.source.whole) == 0
+            code = client.store.put_from(self._plain, *self.source.whole)
+        assert code == 0, code
 
     def _get_into(self) -> None:
         with self._backend._connection.use() as client:

@@ -24,6 +24,7 @@ from userkv.store.backend import (
 )
 from userkv.store.mooncake import objects
 from userkv.store.mooncake.backend import MooncakeBackend
+from userkv.store.mooncake.recent import Place
 
 pytestmark = pytest.mark.e2e
 SLACK = 0.7
@@ -65,18 +66,43 @@ def assert_unavailable(backend: PoolBackend, seconds: dict[str, float], default:
 
 
 def test_master_is_killed_and_comes_back() -> None:
-    with Master() as master, closing(master.open()) as backend:
-        put(backend, "k", 1000)
-        assert backend.locate("u", ["k"]) == [Tier.DRAM]
+    with Master() as master, closing(master.open()) as backend, closing(master.open(0)) as reader:
+        data = put(backend, "k", 1000)
+        for one in (backend, reader):
+            assert one.locate("u", ["k"]) == [Tier.DRAM]
         master.kill()
-        # The first get trusts what was located just now, and waits for the library.
+        # What was located a moment ago is read without the master if it lies in own memory; else Mooncake asks again.
+        assert read(backend, "u", "k", 1000) == data
+        start = time.monotonic()
         with pytest.raises(PoolUnavailableError):
-            read(backend, "u", "k", 1000)
-        assert_unavailable(backend, {"put": 3.0})
+            read(reader, "u", "k", 1000)
+        assert time.monotonic() - start < 3 + SLACK
+        assert backend.locate("u", []) == []
+        with pytest.raises(PoolUnavailableError):
+            backend.locate("u", ["k"])
+        for one in (backend, reader):
+            assert_unavailable(one, {"put": 3.0})
         master.start()
-        wait_for(lambda: works(backend))
+        wait_for(lambda: works(backend) and works(reader))
         with pytest.raises(ObjectMissingError):
             read(backend, "u", "k", 1000)
+
+
+def test_own_memory_that_holds_something_else_by_now_is_not_believed() -> None:
+    with Master() as master, closing(master.open()) as backend:
+        assert backend._connection._client is not None
+        assert backend._connection._client.own_memory is not None
+        data = put(backend, "k")
+        assert backend.locate("u", ["k"]) == [Tier.DRAM]
+        place = backend._recent.find("k")
+        assert place is not None
+        assert place.region is not None
+        ctypes.memset(place.region.address + 5000, 0, 64)
+        with pytest.raises(ObjectCorruptError):
+            read(backend, "u", "k", 100_000)
+        put(backend, "other")
+        backend._recent.note(["other"], [Place(Tier.DRAM, place.region)])  # As if it had moved since.
+        assert read(backend, "u", "other", 100_000) == data
 
 
 def test_stuck_calls_neither_pile_up_nor_block_for_ever() -> None:
@@ -276,3 +302,17 @@ def test_three_times_the_memory_with_files(tmp_path: Path) -> None:
             with owner(master, 64 * MIB, tmp_path):
                 wait_for(lambda: None not in backend.locate("47", [f"47@{extent}" for extent in range(4)]))
                 assert check() == {Tier.SSD}
+
+
+def test_files_of_an_owner_that_crashed_come_back(tmp_path: Path) -> None:
+    with Master("--enable_offload=true") as master:
+        lender = owner(master, 64 * MIB, tmp_path)
+        with lender, closing(master.open(0)) as backend:
+            data = put(backend, "k", MIB)
+            wait_for(lambda: any(path.stat().st_size > MIB for path in tmp_path.rglob("*") if path.is_file()))
+            time.sleep(1.5)  # Until the master knows.
+            lender.kill()
+            lender.start()  # At once: the master has not missed it yet, and would drop what it announces now.
+            wait_for(lambda: backend.locate("u", ["k"]) == [None])
+            wait_for(lambda: backend.locate("u", ["k"]) == [Tier.SSD])
+            assert read(backend, "u", "k", MIB) == data

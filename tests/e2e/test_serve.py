@@ -112,6 +112,19 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     assert server.rest() == "userkv: stopping; running requests may end first"
     assert not psutil.wait_procs(children, timeout=5)[1]
 
+    # Alice is known after a restart: her KV is in the pool's files.
+    server = Server(home, "--kv-cache-gib", "0.25")
+    servers.append(server)
+    again = paste(server.wait_for("curl "))
+    assert again["choices"] == first["choices"]
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == EXAMPLE_HISTORY_LEN
+    assert str(home / "pool") in "\n".join(server.lines)
+    second_server = Server(home)
+    servers.append(second_server)
+    second_server.wait_for("userkv: local_dir ")
+    assert second_server.process.wait(STOP_SECONDS) == 2
+    assert server.interrupt() == 0
+
 
 def test_ctrl_c_while_starting(home: Path, servers: list[Server]) -> None:
     server = Server(home)

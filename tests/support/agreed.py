@@ -48,7 +48,7 @@ class AskedCommit:
 
 
 class FakeAgreedPool:
-    """In place of ``AgreedPool``: notes what is asked; the test answers, when it wants and from which thread it wants."""
+    """In place of ``AgreedPool``: notes what is asked; the test answers, when and from which thread it wants."""
 
     def __init__(self, num_ranks: int = 1) -> None:
         self.num_ranks = num_ranks
@@ -56,7 +56,7 @@ class FakeAgreedPool:
         self.commits: list[AskedCommit] = []
         self.removed: list[Extent] = []
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None]) -> None:
+    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], *, patient: bool = False) -> None:
         self.lookups.append(AskedLookup(uid, namespace, done))
 
     def commit(

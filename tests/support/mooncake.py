@@ -105,9 +105,13 @@ def owner(master: Master, segment: int, ssd: Path | None = None) -> Server:
         master.config(segment), enable_ssd_offload=ssd is not None, ssd_offload_path="" if ssd is None else str(ssd)
     )
     code = (
-        "import sys; from userkv.store.mooncake.backend import MooncakeBackend\n"
+        "import select, sys; from contextlib import suppress; from userkv.store.backend import PoolUnavailableError\n"
+        "from userkv.store.mooncake.backend import MooncakeBackend\n"
         "from userkv.store.mooncake.config import MooncakeConfig\n"
-        f"backend = MooncakeBackend({config!r}); sys.stdin.read(); backend.close()"
+        f"backend = MooncakeBackend({config!r})\n"
+        "while not select.select([sys.stdin], [], [], 0.5)[0]:\n"
+        "    with suppress(PoolUnavailableError): backend.locate('u', ['k'])  # Connects, if it is not yet.\n"
+        "backend.close()"
     )
     server = _joined(master, lambda: Server([sys.executable, "-c", code]))
     # What is put before the files are ready never gets into one.

@@ -148,6 +148,7 @@ class OracleEngine:
             BLOCK_SIZE,
             max_extent_blocks=5,
             max_saves=8,
+            max_held_blocks=self.num_blocks // 2,
             ttl_seconds=0,
             writer="oracle",
         )

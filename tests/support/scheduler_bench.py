@@ -49,7 +49,7 @@ class SchedulerBench:
         self.pool = FakeAgreedPool(ranks)
         self.users = UserCache(BLOCK, num_blocks, self.blocks, CacheSettings(), clock=self.clock)
         self.namespace = "n1"
-        self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 0, "w") if saves else None  # type: ignore[arg-type]
+        self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 1000, 0, "w") if saves else None  # type: ignore[arg-type]
         self.keeper = PoolKeeper(self.saves, self.users.table, self.clock) if self.saves is not None else None
         if self.saves is not None and self.keeper is not None:
             self.saves.ended = self.keeper.save_ended

@@ -1,4 +1,4 @@
-"""The worker's half of the connector over a real store and KV tensors, with vLLM's calls in vLLM's order, and no vLLM."""
+"""The worker's half of the connector over a real store and KV tensors: vLLM's calls in vLLM's order, and no vLLM."""
 
 import threading
 import time
@@ -49,7 +49,7 @@ class WorkerBench:
         self.faulty = FaultyBackend(backend)
         guarded = GuardedBackend(self.faulty, CircuitBreaker(first_pause=0.05, max_pause=0.05))
         layout = KVLayout.of(kv.tensors, BLOCKS)
-        self.memory: KVMemory = StagedKVMemory(kv.tensors, None) if staged else HostKVMemory(layout.largest_piece)
+        self.memory: KVMemory = StagedKVMemory(kv.tensors, None) if staged else HostKVMemory(layout.largest_piece, 8)
         self.store = MooncakeUserStore(guarded, 1, 0, self.num_layers if layerwise else 0)
         self.engine = MooncakeEngine(self.store, layout, self.memory, layerwise=layerwise)
         endpoint = ipc_endpoint()

@@ -277,6 +277,8 @@ class Votes:
         self.num_ranks = len(votes)
         self._record, self._votes = record, votes
 
-    def call(self, rank: int, kind: type[Call], callback: Callable[[Reply], None], *fields: object) -> None:
+    def call(
+        self, rank: int, kind: type[Call], callback: Callable[[Reply], None], *fields: object, patient: bool = False
+    ) -> None:
         data = self._record.encode("u", "n")
         callback(Found(1, data, self._votes[0]) if kind is Lookup else Located(1, self._votes[rank]))

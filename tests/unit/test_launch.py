@@ -52,6 +52,7 @@ def test_defaults_for_a_given_model(model: str) -> None:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
         "HF_HUB_OFFLINE": "1",
     }
 

@@ -92,7 +92,7 @@ def test_sizes_mean_what_they_mean_to_mooncake(text: object, size: int) -> None:
         ({"enable_ssd_offload": "maybe"}, MASTER, "true or false"),
         ({"enable_ssd_offload": True}, MASTER, "ssd_offload_path"),
         ({"enable_ssd_offload": True, "ssd_offload_path": "/x", "global_segment_size": 0}, MASTER, "ssd_offload_path"),
-        ({"client_server_address": "127.0.0.1:1", "local_buffer_size": 0}, {}, "local_buffer_size"),
+        ({"local_buffer_size": "1MiB"}, MASTER, "at least 16MiB"),
         ({}, MASTER | {"MC_RPC_TIMEOUT_MS": "soon"}, "MC_RPC_TIMEOUT_MS must be a whole number"),
         ({"rpc_timeout_ms": 0}, MASTER, "from 1 to"),
         ({"replica_num": 9}, MASTER, "from 1 to"),
@@ -157,3 +157,16 @@ def test_the_pool_that_was_started_here_is_the_last_resort(tmp_path: Path) -> No
 def test_without_a_runtime_directory_it_is_one_per_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.os, "getuid", lambda: 4711)
     assert runtime_directory({}).name == "userkv-4711"
+
+
+@pytest.mark.parametrize(
+    ("extra", "staged"),
+    [
+        ({}, False),
+        ({"global_segment_size": 0}, True),
+        ({"global_segment_size": 0, "protocol": "rdma"}, False),
+        ({"client_server_address": "127.0.0.1:1", "protocol": "rdma"}, True),
+    ],
+)
+def test_when_kv_goes_by_way_of_the_buffer(extra: dict[str, object], staged: bool) -> None:
+    assert load(extra, MASTER).staged is staged

@@ -1,5 +1,6 @@
 """What the Mooncake backend consists of, without Mooncake."""
 
+import mmap
 import random
 import threading
 import time
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -28,7 +30,9 @@ from userkv.store.mooncake.files import FilesDirectory
 from userkv.store.mooncake.master import ask_master
 from userkv.store.mooncake.memory import ALIGNMENT, Arena
 from userkv.store.mooncake.objects import LONGEST_NAME, Delivery, doubles, name_of
-from userkv.store.mooncake.recent import SECONDS, RecentTiers
+from userkv.store.mooncake.own_memory import OwnMemory, mapped, new_ranges
+from userkv.store.mooncake.recent import SECONDS, Place, RecentPlaces
+from userkv.store.regions import region_of
 
 # Headers
 
@@ -209,18 +213,48 @@ def test_a_delivery_ends_when_nobody_uses_the_memory() -> None:
 # What was located
 
 
-def test_tiers_are_remembered_for_a_moment() -> None:
+def test_places_are_remembered_for_a_moment() -> None:
     now = [0.0]
-    recent = RecentTiers(lambda: now[0])
-    recent.note(["a", "b", "c"], [Tier.DRAM, Tier.SSD, None])
-    assert [recent.tier(key) for key in "abcd"] == [Tier.DRAM, Tier.SSD, None, None]
+    recent = RecentPlaces(lambda: now[0])
+    dram, ssd = Place(Tier.DRAM), Place(Tier.SSD)
+    recent.note(["a", "b", "c"], [dram, ssd, None])
+    assert [recent.find(key) for key in "abcd"] == [dram, ssd, None, None]
     recent.note(["a"], [None])
-    assert recent.tier("a") is None
+    assert recent.find("a") is None
     now[0] = SECONDS
-    assert recent.tier("b") is None
-    recent.note(["a"], [Tier.DRAM])
+    assert recent.find("b") is None
+    recent.note(["a"], [dram])
     recent.forget()
-    assert recent.tier("a") is None
+    assert recent.find("a") is None
+
+
+# Own memory
+
+
+def test_own_memory_holds_what_lies_in_it_alone() -> None:
+    own = OwnMemory("here:1", 1000, 2000)
+
+    def place(endpoint: str, address: int, nbytes: int) -> Region | None:
+        return own.place(SimpleNamespace(transport_endpoint=endpoint, buffer_address=address, size=nbytes))
+
+    assert place("here:1", 1000, 1000) == (1000, 1000)
+    assert place("there:1", 1000, 1000) is None
+    assert place("here:1", 999, 10) is None
+    assert place("here:1", 1991, 10) is None
+
+
+def test_what_was_mapped_since() -> None:
+    before = [(10, 20), (30, 40)]
+    assert new_ranges(before, [(5, 25), (28, 50), (60, 70)]) == [(5, 10), (20, 25), (28, 30), (40, 50), (60, 70)]
+    assert new_ranges(before, before) == []
+    assert new_ranges([], [(1, 2)]) == [(1, 2)]
+
+
+def test_what_is_mapped() -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    address = region_of(memoryview(memory)).address
+    assert any(start <= address and address + (1 << 20) <= end for start, end in mapped())
+    assert not any(start <= 0 < end for start, end in mapped())
 
 
 # Files

@@ -24,7 +24,7 @@ from userkv.engine.pool.saves import History, PoolSaves, Save
 class Bench:
     """Saves over a pool that answers when it is told to. ``ended``: how each save ended."""
 
-    def __init__(self, ranks: int = 2, max_saves: int = 3, ttl_seconds: float = 0) -> None:
+    def __init__(self, ranks: int = 2, max_saves: int = 3, ttl_seconds: float = 0, max_held_blocks: int = 60) -> None:
         self.blocks = NumberedPool(60)
         self.pool = FakeAgreedPool(ranks)
         self.ended: list[tuple[Save, bool]] = []
@@ -34,6 +34,7 @@ class Bench:
             BLOCK,
             2,
             max_saves,
+            max_held_blocks,
             ttl_seconds,
             "writer",
         )
@@ -533,3 +534,13 @@ def test_two_threads() -> None:
     counts += bench.saves.take_counts()
     assert counts["committed_saves"] == sum(ok for _, ok in bench.ended)
     assert counts.total() - counts["dropped_saves"] == started
+
+
+def test_saves_do_not_take_all_of_hbm() -> None:
+    """A slow pool must leave blocks to the requests; but a single history may be as long as it is."""
+    bench = Bench(max_held_blocks=6)
+    long, short = bench.history(list(range(BLOCK * 8))), bench.history([1] * BLOCK, "v")
+    first = bench.saves.start(long, None)
+    assert first is not None
+    assert bench.saves.start(short, None) is None
+    assert bench.saves.counts == {"dropped_saves": 1}

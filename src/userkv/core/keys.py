@@ -81,11 +81,12 @@ class LayerMooncakeUserKey:
 
 
 def pool_uid(key: UserKey) -> str:
-    """The user's name in the pool: all of :class:`UserKey`, so that no two of them have one name.
+    """The user's name in the pool: all of :class:`UserKey` but the adapter's number, which means something only to one
+    engine; the pool's namespace has a digest of the adapter's weights instead.
 
     A user without adapter and salt keeps a readable name; ``/`` cannot occur in an encoded part.
     """
-    parts = [quote(part, safe="") for part in key]
+    parts = [quote(part, safe="") for part in (key.user_id, key.lora_name, key.lora_path, key.cache_salt)]
     return "/".join(parts) if any(parts[1:]) else parts[0]
 
 

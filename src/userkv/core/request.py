@@ -26,14 +26,15 @@ _FOREIGN_PREFIXES = ("remote_", "do_remote_")
 class UserKey(NamedTuple):
     """Under which name a user's KV is kept: the KV depends on the LoRA adapter, and a cache salt separates tenants.
 
-    KV computed under one key is never used under another. An adapter is its name and its path, as in vLLM's prefix
-    cache: a retrained adapter may come back under the old name.
+    KV computed under one key is never used under another. A retrained adapter may come back under its old name, or even
+    its old path: vLLM gives it another number when it is loaded again.
     """
 
     user_id: str
     lora_name: str = ""
     lora_path: str = ""
     cache_salt: str = ""
+    lora_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,6 @@ def _make_lookup(request: Request) -> UserLookup | None:
     # Connectors see only what is theirs; without a connector vLLM warns about parameters that nobody would read.
     request.kv_transfer_params = foreign_params(params)
     lora = request.lora_request
-    lora_name, lora_path = (lora.lora_name, lora.lora_path) if lora is not None else ("", "")
-    key = UserKey(user.user_id, lora_name, lora_path, request.cache_salt or "")
+    name, path, number = (lora.lora_name, lora.lora_path, lora.lora_int_id) if lora is not None else ("", "", 0)
+    key = UserKey(user.user_id, name, path, request.cache_salt or "", number)
     return UserLookup(key, user, as_tokens(request.prompt_token_ids[: user.history_len]))

@@ -7,6 +7,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.settings import ENABLE
 from userkv.engine.pool.assemble import CONNECTOR, check_transfer_config
+from userkv.engine.pool.backends import check_backend
 
 CONNECTORS = (CONNECTOR, "MooncakeConnector", "NixlConnector")
 """KV connectors that cannot give one user's KV to another: ours, and those that hand over a request's own blocks
@@ -21,6 +22,7 @@ def check_config(config: VllmConfig) -> None:
 
     Raises:
         UnsupportedEngineError: with one sentence that says why.
+        InvalidSettingError: the pool's settings cannot be used.
 
     """
     model = config.model_config
@@ -47,7 +49,7 @@ def check_config(config: VllmConfig) -> None:
     if connector is not None and connector not in CONNECTORS:
         _refuse(f"the KV connector {connector} finds KV by its tokens, whoever the user is")
     if connector == CONNECTOR:
-        check_transfer_config(config)
+        check_backend(check_transfer_config(config), config.parallel_config.world_size)
 
 
 def check_kv_cache(

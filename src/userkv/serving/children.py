@@ -9,8 +9,8 @@ import sys
 
 import psutil
 
-GRACE_SECONDS = 10.0
-"""How long children may take to end by themselves; a vLLM worker needs several seconds to free its memory."""
+GRACE_SECONDS = 25.0
+"""How long children may take to end by themselves; a vLLM worker writes down its pool and frees its memory."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 

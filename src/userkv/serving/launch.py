@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,9 @@ DEFAULT_KV_CACHE_GIB = 1.0
 
 SHUTDOWN_SECONDS = 10
 """How long running requests may go on after a signal; with vLLM's own 0 it kills the engine instead of ending it."""
+
+WORKER_SHUTDOWN_SECONDS = 20
+"""How long a worker may take to end before vLLM kills it."""
 
 _KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -129,7 +133,9 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
         raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
     environment = _environment(args, env)
-    theirs = any(word.split("=")[0] in pool_options.TRANSFER_OPTIONS for word in passthrough)
+    # vLLM takes underscores, and a part of the option ("--kv-transfer-config.kv_role"), too.
+    names = [re.split(r"[=.]", word)[0].replace("_", "-") for word in passthrough]
+    theirs = any(name in pool_options.TRANSFER_OPTIONS for name in names)
     without = "--kv-transfer-config" if theirs else "--no-users" if args.no_users else ""
     pool = pool_options.pool_settings(args, env, without)
     port = available_port(args.host, args.port)
@@ -182,6 +188,9 @@ def _environment(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, 
     # Only to check them before anything is loaded.
     settings.CacheSettings.from_env({**env, **{name: value or "" for name, value in environment.items()}})
     environment["VLLM_HOST_IP"] = env.get("VLLM_HOST_IP", "127.0.0.1")
+    # A worker writes down what its pool holds in memory only, before it ends.
+    name = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
+    environment[name] = env.get(name, str(WORKER_SHUTDOWN_SECONDS))
     environment["VLLM_NO_USAGE_STATS"] = env.get("VLLM_NO_USAGE_STATS", "1")
     environment["VLLM_LOGGING_LEVEL"] = env.get("VLLM_LOGGING_LEVEL", "INFO" if args.verbose else "WARNING")
     if args.kv_cache_gib is not None:

@@ -78,7 +78,7 @@ class Pool:
             "protocol": "tcp",
             "device_name": "",
             "global_segment_size": "1GiB",
-            "local_buffer_size": "64MiB",
+            "local_buffer_size": "128MiB",
         }
         if self.host in ("127.0.0.1", "localhost"):
             settings["local_hostname"] = "127.0.0.1"

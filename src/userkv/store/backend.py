@@ -97,7 +97,7 @@ class PoolBackend(ABC):
 
         What it delivers is what was put under this very key: identity and checksum are verified. If it raises, the
         contents of ``parts`` are undefined. The same memory may occur in ``parts`` more than once, for bytes that
-        nobody wants.
+        nobody wants. Nobody else may write to ``parts`` meanwhile: what has arrived is read again to verify it.
 
         Returns:
             Where it came from.

@@ -59,8 +59,11 @@ class AgreedPool:
         self.num_ranks = client.num_ranks
         self._client = client
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None]) -> None:
-        """Ask rank 0 for the record, then all others whether they have their part of its extents."""
+    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], *, patient: bool = False) -> None:
+        """Ask rank 0 for the record, then all others whether they have their part of its extents.
+
+        With ``patient`` no request waits for the answer.
+        """
 
         def found(reply: Reply) -> None:
             if not isinstance(reply, Found):
@@ -77,7 +80,7 @@ class AgreedPool:
             else:
                 self._ask_others(uid, namespace, record, reply.tiers, done)
 
-        self._client.call(0, Lookup, found, uid, namespace)
+        self._client.call(0, Lookup, found, uid, namespace, patient=patient)
 
     def commit(
         self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]
@@ -90,7 +93,9 @@ class AgreedPool:
             else:
                 done(CommitAnswer(committed=False))
 
-        self._client.call(0, Commit, committed, uid, namespace, record.encode(uid, namespace), base_generation)
+        self._client.call(
+            0, Commit, committed, uid, namespace, record.encode(uid, namespace), base_generation, patient=True
+        )
 
     def remove(self, uid: str, namespace: str, extents: Sequence[Extent]) -> None:
         """Remove extents that no record names, on all ranks; those that are in use go later."""

@@ -1,5 +1,6 @@
 """Puts the two halves of the connector together from vLLM's configuration."""
 
+import logging
 import os
 import re
 import socket
@@ -27,6 +28,8 @@ from userkv.engine.pool.saves import PoolSaves
 from userkv.engine.pool.scheduler_half import SchedulerHalf
 from userkv.engine.pool.worker_half import WorkerHalf
 from userkv.store.user_store import MooncakeUserStore
+
+logger = logging.getLogger(__name__)
 
 CONNECTOR = "MooncakeUserStoreConnector"
 
@@ -58,6 +61,10 @@ def check_transfer_config(config: VllmConfig) -> PoolSettings:
         )
     if config.parallel_config.pipeline_parallel_size > 1:
         raise UnsupportedEngineError(f"{CONNECTOR} does not work with pipeline parallelism; use tensor parallelism")
+    if config.parallel_config.data_parallel_size > 1 and settings.backend == "local":
+        raise UnsupportedEngineError(
+            "the local pool belongs to one engine; with data parallelism use the mooncake backend, or no pool"
+        )
     if not settings.weights_version and config.load_config.load_format != "dummy":
         weight_files(config.model_config.model)
     return settings
@@ -75,7 +82,7 @@ def make_worker(
     """
     ordered = dict(sorted(kv_caches.items(), key=lambda item: _layer_number(item[0])))
     layout = KVLayout.of(ordered, num_blocks)
-    memory = kv_memory(ordered, layout.largest_piece)
+    memory = kv_memory(ordered, layout.largest_piece, settings.load_threads)
     world_size = config.parallel_config.world_size
     backend = open_backend(settings, world_size, rank)
     backend.register(memory.host_spans(layout.spans()))
@@ -123,11 +130,15 @@ def make_scheduler(
             block_size,
             max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
             settings.max_queued_saves,
+            manager.block_pool.num_gpu_blocks // 2,
             settings.ttl_seconds,
             f"{socket.gethostname()}:{os.getpid()}",
         )
         keeper = PoolKeeper(saves, manager.users.table)
         saves.ended = keeper.save_ended
+    world_size = config.parallel_config.world_size
+    if world_size > 1:
+        logger.info("users in the pool are shared with engines of tensor_parallel_size=%d only", world_size)
     namespaces = Namespaces(
         _model_name(config), settings.weights_version or _weights_version(config), _facts(config, settings, workers)
     )

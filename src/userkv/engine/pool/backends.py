@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import psutil
+
 from userkv.core.breaker import CircuitBreaker
+from userkv.core.errors import InvalidSettingError
 from userkv.core.pool_settings import PoolSettings
 from userkv.store.backend import PoolBackend
 from userkv.store.guarded import GuardedBackend
+from userkv.store.local import LocalBackend, check_directory
 
 
 def open_backend(settings: PoolSettings, world_size: int, rank: int) -> GuardedBackend:
@@ -16,6 +20,29 @@ def open_backend(settings: PoolSettings, world_size: int, rank: int) -> GuardedB
 
     """
     return GuardedBackend(_open(settings, world_size, rank), CircuitBreaker())
+
+
+def check_backend(settings: PoolSettings, world_size: int) -> None:
+    """Find out before any process starts what :func:`open_backend` would refuse in a worker.
+
+    Raises:
+        InvalidSettingError: see there.
+
+    """
+    if settings.backend == "mooncake":
+        from userkv.store.mooncake.config import MooncakeConfig
+
+        MooncakeConfig.load(settings.mooncake)
+        return
+    memory = psutil.virtual_memory().total
+    if settings.local_dram_bytes > memory:
+        raise InvalidSettingError(
+            f"local_dram_bytes is {settings.local_dram_bytes}, more than this machine has ({memory}); lower it"
+        )
+    for rank in range(world_size):
+        directory = local_directory(settings, rank)
+        if directory is not None and settings.local_ssd_bytes:
+            check_directory(directory)
 
 
 def local_directory(settings: PoolSettings, rank: int) -> Path | None:
@@ -30,10 +57,8 @@ def _open(settings: PoolSettings, world_size: int, rank: int) -> PoolBackend:
         from userkv.store.mooncake.config import MooncakeConfig
 
         return MooncakeBackend(MooncakeConfig.load(settings.mooncake))
-    from userkv.store.local.backend import LocalBackend
-
     return LocalBackend(
         dram_bytes=settings.local_dram_bytes // world_size,
-        directory=local_directory(settings, rank),
+        directory=local_directory(settings, rank) if settings.local_ssd_bytes else None,
         ssd_bytes=settings.local_ssd_bytes // world_size,
     )

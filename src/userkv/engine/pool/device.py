@@ -65,11 +65,14 @@ class HostKVMemory(KVMemory):
 
     Args:
         largest_piece: bytes of the largest piece that :meth:`write` is given for ``NOWHERE``.
+        writers: threads that call :meth:`write`.
 
     """
 
-    def __init__(self, largest_piece: int) -> None:
-        self._scratch = HostBuffer(largest_piece)  # All threads write to it at once, and none reads it.
+    def __init__(self, largest_piece: int, writers: int) -> None:
+        # One per thread: backends read back what they have written, to verify it.
+        self._scratches = [HostBuffer(largest_piece) for _ in range(writers)]
+        self._free = list(self._scratches)
         self._local = threading.local()
 
     def mark(self) -> None:
@@ -95,13 +98,15 @@ class HostKVMemory(KVMemory):
 
     @contextlib.contextmanager
     def write(self, regions: Sequence[Region]) -> Iterator[Sequence[Region]]:
-        scratch = self._scratch.address
+        if not hasattr(self._local, "scratch"):
+            self._local.scratch = self._free.pop()
+        scratch = self._local.scratch.address
         yield [
             Region(scratch, nbytes) if address == NOWHERE else Region(address, nbytes) for address, nbytes in regions
         ]
 
     def host_spans(self, spans: Sequence[Region]) -> Sequence[Region]:
-        return [*spans, Region(self._scratch.address, self._scratch.nbytes)]
+        return [*spans, *(Region(scratch.address, scratch.nbytes) for scratch in self._scratches)]
 
 
 class StagedKVMemory(KVMemory):
@@ -187,7 +192,9 @@ class StagedKVMemory(KVMemory):
         raise ValueError(f"{nbytes} bytes at {address:#x} are not KV memory")
 
 
-def kv_memory(kv_caches: Mapping[str, torch.Tensor], largest_piece: int) -> KVMemory:
-    """The right access for the device that holds the KV."""
+def kv_memory(kv_caches: Mapping[str, torch.Tensor], largest_piece: int, writers: int) -> KVMemory:
+    """The right access for the device that holds the KV, for so many threads that write."""
     device = next(iter(kv_caches.values())).device.type
-    return HostKVMemory(largest_piece) if device == "cpu" else StagedKVMemory(kv_caches, getattr(torch, device))
+    return (
+        HostKVMemory(largest_piece, writers) if device == "cpu" else StagedKVMemory(kv_caches, getattr(torch, device))
+    )

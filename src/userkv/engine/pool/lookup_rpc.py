@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Callback = Callable[[Reply], None]
 
+PATIENCE = 15.0
+"""Seconds until calls fail that no request waits for."""
+
 
 class MooncakeLookupServer:
     """Answers one scheduler: whoever said :class:`Hello` last gets all replies. Lives in a worker; has threads.
@@ -156,8 +159,9 @@ class MooncakeLookupClient:
         self._receivers = [self._connect(endpoint) for endpoint in endpoints]
         self._senders = [self._connect(endpoint) for endpoint in endpoints]
         self._ids = itertools.count(1)
-        # In order of their deadlines: the time-out is the same for all.
-        self._pending: dict[int, tuple[float, Callback]] = {}
+        # Each in order of deadlines, since the time-out is the same for all of it.
+        self._hasty: dict[int, tuple[float, Callback]] = {}
+        self._patient: dict[int, tuple[float, Callback]] = {}
         self._closing = threading.Event()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToScheduler)
         self._lock = threading.Lock()
@@ -166,15 +170,20 @@ class MooncakeLookupClient:
         self._thread = threading.Thread(target=self._run, name="MooncakeLookupClient", daemon=True)
         self._thread.start()
 
-    def call(self, rank: int, kind: Callable[..., Call], callback: Callback, *fields: object) -> None:
+    def call(
+        self, rank: int, kind: Callable[..., Call], callback: Callback, *fields: object, patient: bool = False
+    ) -> None:
         """Send ``kind(call_id, *fields)`` to a rank; ``callback`` gets the reply, :class:`Failed` after the time-out.
+
+        With ``patient`` that is ``PATIENCE`` seconds: no request waits for the answer.
 
         Returns at once. Any thread. Callbacks must be quick, and must not raise.
         """
         call_id = next(self._ids)
         with self._lock:
             if not self._closing.is_set():
-                self._pending[call_id] = (time.monotonic() + self._timeout, callback)
+                pending, timeout = (self._patient, PATIENCE) if patient else (self._hasty, self._timeout)
+                pending[call_id] = (time.monotonic() + timeout, callback)
                 self._senders[rank].send(self._encoder.encode(kind(call_id, *fields)), zmq.NOBLOCK)
                 return
         callback(Failed(call_id, "the client is closed"))
@@ -221,18 +230,19 @@ class MooncakeLookupClient:
                 self._on_saved(rank, message)
                 continue
             with self._lock:
-                waiting = self._pending.pop(message.call_id, None)
+                waiting = self._hasty.pop(message.call_id, None) or self._patient.pop(message.call_id, None)
             if waiting is not None:  # Otherwise it came too late, or was our Hello.
                 waiting[1](message)
 
     def _give_up(self, now: float) -> None:
-        while True:
-            with self._lock:
-                call_id, waiting = next(iter(self._pending.items()), (0, None))
-                if waiting is None or waiting[0] > now:
-                    return
-                del self._pending[call_id]
-            waiting[1](Failed(call_id, "no answer in time"))
+        for pending in (self._hasty, self._patient):
+            while True:
+                with self._lock:
+                    call_id, waiting = next(iter(pending.items()), (0, None))
+                    if waiting is None or waiting[0] > now:
+                        break
+                    del pending[call_id]
+                waiting[1](Failed(call_id, "no answer in time"))
 
 
 def _unlimited(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":

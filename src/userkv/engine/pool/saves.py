@@ -72,6 +72,7 @@ class PoolSaves:
         block_size: tokens per block.
         max_extent_blocks: blocks of the largest extent.
         max_saves: saves under way at most; more are dropped.
+        max_held_blocks: blocks that all of them may hold; one save alone may exceed it.
         ttl_seconds: when records expire; 0 = never.
         writer: who commits, for operators.
 
@@ -88,6 +89,7 @@ class PoolSaves:
         block_size: int,
         max_extent_blocks: int,
         max_saves: int,
+        max_held_blocks: int,
         ttl_seconds: float,
         writer: str,
     ) -> None:
@@ -98,6 +100,7 @@ class PoolSaves:
         self._block_size = block_size
         self._max_extent_blocks = max_extent_blocks
         self._max_saves = max_saves
+        self._max_held_blocks = max_held_blocks
         self._ttl_seconds = ttl_seconds
         self._writer = writer
         self._ids = itertools.count(1)
@@ -130,7 +133,10 @@ class PoolSaves:
         with self._lock:
             if user in self._by_user:
                 return None
-            if len(self._saves) >= self._max_saves:
+            held = sum(len(other.held) for other in self._saves.values())
+            # A pool that is slow, or hangs, must not take HBM away from the requests.
+            too_much = held > 0 and held + len(history.blocks) > self._max_held_blocks
+            if len(self._saves) >= self._max_saves or too_much:
                 self.counts["dropped_saves"] += 1
                 return None
             save = Save(next(self._ids), history, during_forward, held=history.blocks, confirmed=not during_forward)
@@ -140,7 +146,7 @@ class PoolSaves:
         if answer is not None and answer.known:
             self._plan(save, answer)
         else:
-            self._pool.lookup(history.uid, history.namespace, lambda found: self._plan(save, found))
+            self._pool.lookup(history.uid, history.namespace, lambda found: self._plan(save, found), patient=True)
         return save
 
     def ship(self) -> list[SaveJob]:

@@ -40,6 +40,7 @@ class _Asking:
     Attributes:
         namespace: "" if its KV cannot be named safely, so that the pool is left alone.
         asked_at: when the pool was asked last; 0 = never.
+        times_asked: how often it was asked.
         answer: what it said, ``None`` before.
         common: how many of the history's tokens the pool holds, by that answer.
         first_block: the first block to load.
@@ -56,6 +57,7 @@ class _Asking:
     uid: str
     namespace: str
     asked_at: float = 0.0
+    times_asked: int = 0
     answer: PoolAnswer | None = None
     common: int = 0
     first_block: int = 0
@@ -291,7 +293,7 @@ class SchedulerHalf:
             self._keeper.forget()
         for asking in self._requests.values():
             # What runs goes on with the KV it has, and nothing of it is kept. What waits asks under the new name.
-            asking.answer, asking.asked_at = None, 0.0
+            asking.answer, asking.asked_at, asking.times_asked = None, 0.0, 0
             asking.namespace = "" if asking.started else self._namespace_of(asking.lookup.key, asking.adapter_id)
             self._cancel_save(asking)
 
@@ -321,10 +323,13 @@ class SchedulerHalf:
         return self._loads and asking.lookup.request.read and bool(asking.namespace)
 
     def _is_stale(self, asking: _Asking) -> bool:
-        return asking.answer is not None and self._clock() - asking.asked_at > ANSWER_SECONDS
+        # Once, or a request would ask for ever where steps take longer than that.
+        old = self._clock() - asking.asked_at > ANSWER_SECONDS
+        return asking.answer is not None and old and asking.times_asked == 1
 
     def _ask(self, asking: _Asking) -> None:
         asked_at = asking.asked_at = self._clock()
+        asking.times_asked += 1
         asking.answer = None
 
         def answered(answer: PoolAnswer) -> None:  # On the RPC client's thread.

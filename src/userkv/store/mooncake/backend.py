@@ -1,12 +1,13 @@
 """Pool backend over Mooncake Store.
 
-An extent is one object: a header (``header.py``) and the KV, gathered straight from the engine's memory and scattered
-straight into it. A record is one object that is replaced in place. Both belong to the user's eviction group.
+An extent is one object: a header (``header.py``) and the KV. Mooncake gathers it straight from the engine's memory and
+scatters it straight into it, or the backend does (``MooncakeConfig.staged``, ``own_memory.py``). A record is one object
+that is replaced. Both belong to the user's eviction group.
 
-How long calls take at most: those that move no KV, one second. ``put`` leaves after a time that grows with the size;
-Mooncake may go on reading the source, which spoils an object that nobody will ask for. ``get`` asks within a second
-where the object is, and then **waits until the library returns**, because that writes into the engine's memory: 4 s if
-the owner of the memory freezes, and 4.3 s if the master dies at that very moment.
+How long calls take at most: those that move no KV, one second. Transfers are left after a time that grows with the
+size. A put that was left may go on reading the source, which spoils an object that nobody will ask for. But a ``get``
+straight into the engine's memory is never left: it first asks within a second where the object is, and then **waits
+until the library returns**: 4 s if the owner of the memory freezes, 4.3 s if the master dies at that very moment.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from userkv.store.mooncake.calls import TimedCalls
 from userkv.store.mooncake.config import LEAST_SEGMENT, MooncakeConfig
 from userkv.store.mooncake.connection import Client, Connection
 from userkv.store.mooncake.master import MasterStatus, ask_master
-from userkv.store.mooncake.recent import RecentTiers
+from userkv.store.mooncake.recent import Place, RecentPlaces
 from userkv.store.regions import total_bytes
 
 T = TypeVar("T")
@@ -66,8 +67,8 @@ class MooncakeBackend(PoolBackend):
         self._connection = Connection(config)
         self._calls = TimedCalls("userkv-mooncake-call", CALL_THREADS)
         self._transfers = TimedCalls("userkv-mooncake-transfer", TRANSFER_THREADS)
-        self._staged = bool(config.client_server_address)
-        self._recent = RecentTiers()
+        self._staged = config.staged
+        self._recent = RecentPlaces()
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._status: tuple[float, MasterStatus] | None = None
@@ -87,10 +88,14 @@ class MooncakeBackend(PoolBackend):
         return Tier.DRAM
 
     def get(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
-        tier = self._recent.tier(key) or self.locate(user, [key])[0]
-        if tier is None:
+        place = self._recent.find(key) or self._locate([key])[0]
+        if place is None:
             raise ObjectMissingError(f"get {key}: no such object")
         try:
+            if place.region is not None:
+                with self._connection.use() as client:
+                    if objects.read_own(client, key, parts, place.region):
+                        return place.tier
             if self._staged:
                 self._deliver(lambda client, it: objects.read_staged(client, key, parts, it), parts, f"get {key}")
             else:
@@ -100,14 +105,10 @@ class MooncakeBackend(PoolBackend):
             self._recent.forget()
             self._count("corrupt_objects", isinstance(error, ObjectCorruptError))
             raise
-        return tier
+        return place.tier
 
     def locate(self, user: str, keys: Sequence[str]) -> list[Tier | None]:
-        if not keys:
-            return []
-        tiers = self._call(lambda client: objects.locate(client, keys), f"locate {keys[0]}")
-        self._recent.note(keys, tiers)
-        return tiers
+        return [None if place is None else place.tier for place in self._locate(keys)] if keys else []
 
     def put_record(self, user: str, key: str, data: bytes) -> None:
         kept = objects.placement(user, self._config.replica_num)
@@ -138,6 +139,11 @@ class MooncakeBackend(PoolBackend):
         self._calls.close()
         self._transfers.close()
         self._connection.close()
+
+    def _locate(self, keys: Sequence[str]) -> list[Place | None]:
+        places = self._call(lambda client: objects.locate(client, keys), f"locate {keys[0]}")
+        self._recent.note(keys, places)
+        return places
 
     def _call(self, call: Callable[[Client], T], what: str) -> T:
         """Run a call that moves no KV and touches no memory of the caller."""

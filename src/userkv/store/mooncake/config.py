@@ -57,7 +57,8 @@ class MooncakeConfig:
         protocol: of the transfers: tcp, rdma and what else this build of Mooncake has.
         device_name: network devices for rdma, separated by commas.
         global_segment_size: bytes of memory lent to the pool; 0 = none.
-        local_buffer_size: bytes of Mooncake's own buffer; with ``client_server_address``, of the memory shared with it.
+        local_buffer_size: bytes of memory for transfers that cannot use the engine's own: at least 16 MiB, and room
+            for the extents that are moved at once.
         enable_ssd_offload: whether what leaves the lent memory is kept in files.
         ssd_offload_path: absolute directory of these files, for this process alone.
         tenant_id: of a master with tenants.
@@ -75,7 +76,7 @@ class MooncakeConfig:
     protocol: str = "tcp"
     device_name: str = ""
     global_segment_size: int = 1024 * MIB
-    local_buffer_size: int = 64 * MIB
+    local_buffer_size: int = 128 * MIB
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""
     tenant_id: str = "default"
@@ -89,15 +90,21 @@ class MooncakeConfig:
             raise InvalidSettingError(
                 f"global_segment_size is {self.global_segment_size} bytes; lend at least 16MiB to the pool, or 0"
             )
-        if self.client_server_address and self.local_buffer_size < LEAST_SEGMENT:
-            raise InvalidSettingError(
-                f"local_buffer_size is {self.local_buffer_size} bytes; with client_server_address it must be at least "
-                "16MiB, and room for the extents that are moved at once"
-            )
+        if self.local_buffer_size < LEAST_SEGMENT:
+            raise InvalidSettingError(f"local_buffer_size is {self.local_buffer_size} bytes; it must be at least 16MiB")
         if self.enable_ssd_offload and not (self.ssd_offload_path and self.global_segment_size):
             raise InvalidSettingError(
                 "enable_ssd_offload needs ssd_offload_path, a directory, and memory to offload (global_segment_size)"
             )
+
+    @property
+    def staged(self) -> bool:
+        """Whether KV goes by way of the transfer buffer, one copy more.
+
+        Because the process that does the work does not see the engine's memory; or because over TCP one large piece
+        is faster than many small ones, by more than the copy costs.
+        """
+        return bool(self.client_server_address) or (self.protocol == "tcp" and not self.global_segment_size)
 
     @classmethod
     def load(

@@ -25,11 +25,10 @@ from userkv.store.mooncake.errors import describe
 from userkv.store.mooncake.files import FilesDirectory
 from userkv.store.mooncake.master import ask_master
 from userkv.store.mooncake.memory import Arena
+from userkv.store.mooncake.own_memory import OwnMemory, find_own_memory, mapped
 
 logger = logging.getLogger(__name__)
 
-ARENA_BYTES = 64 * MIB
-"""Room for headers, records, and bytes that nobody wants; what is not used costs no memory."""
 RETRY_SECONDS = 5.0
 PROBE_SECONDS = 0.5
 CLIENT_TTL_SECONDS = 11.0
@@ -38,11 +37,14 @@ CLOSE_SECONDS = 20.0
 """Longer than any call into the library can take with the time-outs below."""
 LIMITS = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "2",
+    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
     "MC_TCP_STATUS_TIMEOUT_SEC": "2",
     "MC_LOG_LEVEL": "ERROR",
 }
-"""Environment of the library unless the operator has set it: a transfer from a frozen process ends after 2 to 4 s."""
+"""Environment of the library unless the operator has set it: a transfer from a frozen process ends after 2 to 4 s, and
+connections are kept rather than made for every piece.
+"""
 OFFLOAD = {
     # The only one in 0.3.13 with which nothing that was accepted is lost, and replaced records stay replaced.
     "MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR": "file_per_key_storage_backend",
@@ -61,14 +63,16 @@ class Client:
         arena: memory that it can transfer from and to.
         remote: whether another process does the work, which sees no memory but the arena's.
         offloads: whether objects of this pool are known to be written to files.
+        own_memory: the memory that it lends to the pool, if it is known where that is.
 
     """
 
-    def __init__(self, store: Any, arena: Arena, remote: bool, offloads: bool) -> None:
+    def __init__(self, store: Any, arena: Arena, remote: bool, offloads: bool, own_memory: OwnMemory | None) -> None:
         self.store = store
         self.arena = arena
         self.remote = remote
         self.offloads = offloads
+        self.own_memory = own_memory
 
 
 class Connection:
@@ -171,6 +175,7 @@ class Connection:
             raise PoolUnavailableError(f"no connection to Mooncake at {where}")
         self._not_before = time.monotonic() + RETRY_SECONDS
         _probe(where)
+        before = mapped()
         store = self._new_store()
         if config.client_server_address:
             code = store.setup_dummy(LEAST_SEGMENT, LEAST_SEGMENT, where)  # Not used; it wants some.
@@ -179,7 +184,7 @@ class Connection:
                 config.local_hostname,
                 config.metadata_server,
                 config.global_segment_size,
-                config.local_buffer_size,
+                LEAST_SEGMENT,  # For calls that are not used here.
                 config.protocol,
                 config.device_name,
                 where,
@@ -194,7 +199,9 @@ class Connection:
         arena = self._make_arena(store)
         _announce(store, self._regions)
         logger.info("connected to Mooncake at %s", where)
-        return Client(store, arena, bool(config.client_server_address), self._offloads())
+        lends = config.global_segment_size if not config.client_server_address else 0
+        own_memory = find_own_memory(store, lends, before) if lends else None
+        return Client(store, arena, bool(config.client_server_address), self._offloads(), own_memory)
 
     def _offloads(self) -> bool:
         if self._config.metrics_address:
@@ -203,11 +210,10 @@ class Connection:
         return self._config.enable_ssd_offload
 
     def _make_arena(self, store: Any) -> Arena:
+        nbytes = self._config.local_buffer_size
         if self._config.client_server_address:
-            nbytes = self._config.local_buffer_size
             address = store.alloc_from_mem_pool(nbytes)  # Shared with the other process; it ends with the store.
         else:
-            nbytes = ARENA_BYTES
             if self._memory is None:
                 self._memory = mmap.mmap(-1, nbytes)
             address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))

@@ -20,6 +20,7 @@ from userkv.store.backend import (
 from userkv.store.checksum import checksum
 from userkv.store.mooncake import errors, header
 from userkv.store.mooncake.connection import Client
+from userkv.store.mooncake.recent import Place
 from userkv.store.regions import gather, scatter, total_bytes
 
 RETRY_PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
@@ -113,11 +114,25 @@ def read_staged(client: Client, key: str, parts: Sequence[Region], delivery: Del
         _verify(client, key, ctypes.string_at(address, header.SIZE), nbytes, digest)
 
 
-def locate(client: Client, keys: Sequence[str]) -> list[Tier | None]:
+def read_own(client: Client, key: str, parts: Sequence[Region], place: Region) -> bool:
+    """Read an extent that lies in memory of this process, without the library.
+
+    Returns:
+        Whether it worked; if not, the object is another one now, or elsewhere.
+
+    """
+    nbytes = total_bytes(parts)
+    if client.own_memory is None or not client.own_memory.holds(place) or place.nbytes != header.SIZE + nbytes:
+        return False
+    digest = scatter([Region(place.address + header.SIZE, nbytes)], parts)
+    return not header.fault(ctypes.string_at(place.address, header.SIZE), key, nbytes, digest)
+
+
+def locate(client: Client, keys: Sequence[str]) -> list[Place | None]:
     """Where objects are. Readers' leases are taken on those that exist."""
     names = [name_of(key) for key in keys]
-    tiers = _tiers(client, list(dict.fromkeys(names)))
-    return [tiers.get(name) for name in names]
+    places = _places(client, list(dict.fromkeys(names)))
+    return [places.get(name) for name in names]
 
 
 def write_record(client: Client, key: str, data: bytes, kept: Any) -> None:
@@ -228,23 +243,28 @@ def _write_error(code: int, what: str) -> Exception:
     return PoolUnavailableError(str(error)) if isinstance(error, ObjectMissingError) else error
 
 
-def _tiers(client: Client, names: Sequence[str]) -> dict[str, Tier]:
-    """The fastest tier that has a copy, of those objects that exist."""
+def _places(client: Client, names: Sequence[str]) -> dict[str, Place]:
+    """The best place of a copy, of those objects that exist."""
     codes = client.store.batch_is_exist(names)
     failed = next((code for code in codes if code < 0), 0)
     if failed:
         raise errors.error_of(failed, f"locate {names[0]}")
     found = [name for name, code in zip(names, codes, strict=True) if code]
     if client.remote or not found:  # A client process does not answer the second question.
-        return dict.fromkeys(found, Tier.DRAM)
+        return dict.fromkeys(found, Place(Tier.DRAM))
     # Not asked for all names: it logs an error for each that does not exist.
-    tiers = {}
+    places = {}
     for name, replicas in client.store.batch_get_replica_desc(found).items():
-        in_memory = [replica.is_memory_replica() for replica in replicas]
-        client.offloads |= not all(in_memory)
-        if replicas:
-            tiers[name] = Tier.DRAM if any(in_memory) else Tier.SSD
-    return tiers
+        in_memory = [
+            replica.get_memory_descriptor().buffer_descriptor for replica in replicas if replica.is_memory_replica()
+        ]
+        client.offloads |= len(in_memory) < len(replicas)
+        if in_memory:
+            own = client.own_memory and next(filter(None, map(client.own_memory.place, in_memory)), None)
+            places[name] = Place(Tier.DRAM, own)
+        elif replicas:
+            places[name] = Place(Tier.SSD)
+    return places
 
 
 def _lists(parts: Sequence[Region]) -> tuple[list[list[int]], list[list[int]]]:
