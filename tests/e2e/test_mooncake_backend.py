@@ -19,6 +19,7 @@ from userkv.store.backend import (
     PoolBackend,
     PoolFullError,
     PoolUnavailableError,
+    Region,
     StoreError,
     Tier,
 )
@@ -151,6 +152,17 @@ def test_there_is_no_master_yet() -> None:
         master.start()
         with master:
             wait_for(lambda: works(backend))
+
+
+def test_memory_is_registered_again() -> None:
+    with Master() as master, closing(master.open()) as backend:
+        memory = Memory(300_000, sizes=[100_000] * 3)
+        (address, nbytes), *_ = sorted(memory.parts)
+        for start, end in ((0, nbytes), (0, nbytes), (100, 200), (0, nbytes + 64), (64, nbytes + 128), (0, 2 * nbytes)):
+            backend.register([Region(address + start, end - start)])
+        data = put(backend, "k", 300_000)
+        backend.get("u", "k", memory.parts)
+        assert memory.data == data
 
 
 def test_owner_of_the_memory_is_killed() -> None:

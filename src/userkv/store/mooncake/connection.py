@@ -92,7 +92,7 @@ class Connection:
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._not_before = 0.0
-        self._regions: dict[Region, None] = {}
+        self._regions: list[Region] = []
         self._memory: mmap.mmap | None = None
         self._files: FilesDirectory | None = None
         os.environ.update({name: value for name, value in LIMITS.items() if name not in os.environ})
@@ -147,10 +147,18 @@ class Connection:
         if self._config.client_server_address:
             return
         with self._gate.inside(), self._lock:
-            fresh = [region for region in dict.fromkeys(regions) if region.nbytes and region not in self._regions]
-            if self._client is not None:
-                _announce(self._client.store, fresh)
-            self._regions.update(dict.fromkeys(fresh))
+            for region in regions:
+                if not region.nbytes or any(_within(region, known) for known in self._regions):
+                    continue
+                # What overlaps is part of the new region, or has been freed: the library takes no byte twice.
+                stale = [known for known in self._regions if _overlap(region, known)]
+                for known in stale:
+                    self._regions.remove(known)
+                    if self._client is not None:
+                        self._client.store.unregister_buffer(known.address)
+                if self._client is not None:
+                    _announce(self._client.store, [region])
+                self._regions.append(region)
 
     def close(self) -> None:
         """Wait for running calls, then disconnect. Idempotent."""
@@ -223,6 +231,14 @@ class Connection:
             )
         _announce(store, [Region(address, nbytes)])
         return Arena(address, nbytes)
+
+
+def _overlap(one: Region, other: Region) -> bool:
+    return one.address < other.address + other.nbytes and other.address < one.address + one.nbytes
+
+
+def _within(one: Region, other: Region) -> bool:
+    return other.address <= one.address and one.address + one.nbytes <= other.address + other.nbytes
 
 
 def _announce(store: Any, regions: Iterable[Region]) -> None:
