@@ -15,6 +15,7 @@ from tests.support.rpc import PATIENCE, Answer, Caller, ipc_endpoint, tcp_endpoi
 from userkv.core.errors import InvalidSettingError
 from userkv.core.record import Extent, UserRecord
 from userkv.core.tokens import as_tokens
+from userkv.engine.pool import lookup_rpc
 from userkv.engine.pool.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
 from userkv.engine.pool.messages import (
     Call,
@@ -171,12 +172,41 @@ def test_no_answer_in_time(ends: Ends, hold: threading.Event) -> None:
     caller = ends.caller(timeout=0.3)
     start = time.monotonic()
     slow = [caller.call(0, Lookup, "slow", "n") for _ in range(2)]
-    assert caller.ask(0, Lookup, "quick", "n").record == b"quick n"
+    quick = caller.call(0, Lookup, "quick", "n")
+    assert quick.wait().record == b"quick n"
     assert all(isinstance(answer.wait(), Failed) for answer in slow)
     assert 0.3 <= time.monotonic() - start < 2
     hold.set()
     assert caller.ask(0, Lookup, "later", "n").record == b"later n"
-    assert [len(answer.replies) for answer in slow] == [1, 1]
+    assert [len(answer.replies) for answer in (*slow, quick)] == [1, 1, 1]
+
+
+def test_patience(ends: Ends, hold: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that no request waits for, such as commits, may take longer; not for ever."""
+    monkeypatch.setattr(lookup_rpc, "PATIENCE", 0.6)
+
+    def answer(call: Call) -> Reply:
+        if isinstance(call, Lookup) and call.uid == "slow":
+            hold.wait(PATIENCE)
+        return echo(call)
+
+    ends.serve(answer)
+    caller = ends.caller(timeout=0.1)
+    patient, hasty, first = Answer(), Answer(), Answer()
+    start = time.monotonic()
+    caller.client.call(0, Lookup, patient, "slow", "n", patient=True)
+    caller.client.call(0, Lookup, hasty, "slow", "n")
+    caller.client.call(0, Lookup, first, "quick", "n", patient=True)
+    assert first.wait().record == b"quick n"
+    assert isinstance(hasty.wait(), Failed)
+    assert time.monotonic() - start < 0.5
+    assert patient.replies == []
+    assert isinstance(patient.wait(), Failed)
+    assert time.monotonic() - start >= 0.6
+    caller.client.call(0, Lookup, patient, "slow", "n", patient=True)
+    hold.set()
+    wait_until(lambda: len(patient.replies) == 2)
+    assert isinstance(patient.replies[1], Found)
 
 
 def test_nobody_there(ends: Ends) -> None:
@@ -328,6 +358,7 @@ def test_closing_the_client_while_calls_are_open(ends: Ends, hold: threading.Eve
     ends.serve(answer)
     caller = ends.caller(timeout=60)
     answers = [caller.call(0, Lookup, "u", "n") for _ in range(50)]
+    time.sleep(0.1)  # Until nothing comes that would wake the client.
     start = time.monotonic()
     caller.client.close()
     assert time.monotonic() - start < 2

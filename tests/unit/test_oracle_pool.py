@@ -36,8 +36,10 @@ def machine(how: str, scheduling: bool) -> type[PoolTraffic]:
     return type("Machine", (PoolTraffic,), {"pool": how, "async_scheduling": scheduling})
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-@pytest.mark.parametrize("how", ["async", "sync", "layerwise"])
+# Loads within a step are refused with asynchronous scheduling (tests/unit/test_support.py).
+@pytest.mark.parametrize(
+    ("how", "async_scheduling"), [("async", False), ("async", True), ("sync", False), ("layerwise", False)]
+)
 @pytest.mark.parametrize("single_flight_ms", [0, 5000])
 def test_no_request_ever_reads_wrong_kv(
     how: str, async_scheduling: bool, single_flight_ms: int, patched_vllm: pytest.MonkeyPatch
@@ -53,3 +55,24 @@ def test_no_request_ever_reads_wrong_kv(
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+def test_new_weights_while_a_save_is_under_way(patched_vllm: pytest.MonkeyPatch) -> None:
+    """vLLM must be able to forget ordinary requests' KV, too, although a save holds blocks."""
+    from tests.support.oracle import OracleEngine
+
+    engine = OracleEngine(40, async_scheduling=False, pool="async")
+    engine.add([1, 2, 3, 4] * 5)
+    engine.drain()
+    engine.oracle_pool.end_step = lambda everything: ({}, set(), set())  # type: ignore[method-assign]
+    engine.add([2, 3, 4, 1] * 5, 1, {"user_id": "a"})
+    while engine.unfinished():
+        engine.step()
+    engine.step()
+    assert engine._saves.held_blocks()
+    assert engine.reset(running_too=False)
+    assert not engine._saves.held_blocks()
+    again = engine.add([1, 2, 3, 4] * 5)
+    while engine.unfinished():
+        engine.step()
+    assert engine.cached[again] == 0

@@ -260,12 +260,18 @@ def test_during_the_forward_pass_the_last_block_is_live_and_the_commit_waits() -
     bench.assert_over(True)
 
 
-@pytest.mark.parametrize("when", ["before shipping", "before the ranks", "between the ranks", "after the ranks"])
+def test_a_save_that_is_cancelled_in_time_is_not_even_written() -> None:
+    bench = Bench()
+    save = bench.begin(during_forward=True)
+    bench.saves.cancel(save)
+    assert bench.saves.ship() == []
+    bench.assert_over(False)
+
+
+@pytest.mark.parametrize("when", ["before the ranks", "between the ranks", "after the ranks"])
 def test_a_cancelled_save_is_never_committed(when: str) -> None:
     bench = Bench()
     save = bench.begin(during_forward=True)
-    if when == "before shipping":
-        bench.saves.cancel(save)
     extents = [extent for extent, _ in bench.ship().extents]
     for step in ("before the ranks", "between the ranks"):
         if when == step:
@@ -338,6 +344,7 @@ class Model:
     reports: int = 0
     failed: bool = False
     confirmed: bool = False
+    given_up: bool = False
 
 
 class SavesInAnyOrder(RuleBasedStateMachine):
@@ -406,6 +413,15 @@ class SavesInAnyOrder(RuleBasedStateMachine):
     def release(self) -> None:
         self.bench.saves.release()
 
+    @rule()
+    def abandon(self) -> None:
+        self.bench.saves.abandon()
+        assert self.bench.saves.held_blocks() == []
+        for model in self.models.values():
+            # What is being committed was written before.
+            if model.reports < 2 or not model.confirmed:
+                model.failed = model.confirmed = model.given_up = True
+
     @invariant()
     def references_are_right(self) -> None:
         held = Counter(block.block_id for block in self.bench.saves.held_blocks())
@@ -423,7 +439,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
         held = {block.block_id for block in self.bench.saves.held_blocks()}
         for model in self.writing():
             assert model.job is not None
-            assert {block for _, blocks in model.job.extents for block in blocks} <= held
+            assert model.given_up or {block for _, blocks in model.job.extents for block in blocks} <= held
 
     @invariant()
     def only_good_saves_are_committed(self) -> None:
@@ -434,7 +450,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
             assert not model.failed
 
     def teardown(self) -> None:
-        while len(self.bench.saves):
+        for _ in range(5):
             for lookup in self.bench.pool.lookups:
                 lookup.answer(ABSENT)
             self.bench.pool.lookups.clear()
@@ -544,3 +560,17 @@ def test_saves_do_not_take_all_of_hbm() -> None:
     assert first is not None
     assert bench.saves.start(short, None) is None
     assert bench.saves.counts == {"dropped_saves": 1}
+
+
+def test_new_weights_give_all_blocks_back_at_once() -> None:
+    bench = Bench(max_saves=9)
+    asked = bench.saves.start(bench.history([1] * BLOCK, "asked"), None)
+    ready = bench.saves.start(bench.history([1] * BLOCK, "ready"), ABSENT)
+    assert asked is not None
+    assert ready is not None
+    bench.saves.abandon()
+    assert bench.saves.held_blocks() == []
+    assert bench.saves.ship() == []
+    bench.pool.lookups[-1].answer(ABSENT)
+    assert len(bench.saves) == 0
+    assert [ok for _, ok in bench.ended] == [False, False]

@@ -145,6 +145,27 @@ class TestAsking:
         assert len(bench.pool.lookups) == 1
         bench.half.finished("1")
 
+    def test_an_answer_is_asked_for_again_once(self, bench: SchedulerBench) -> None:
+        """Where steps take longer than answers are trusted, a request would ask for ever."""
+        bench.arrive("1", HISTORY)
+        for _ in range(2):
+            bench.asked().answer(FULL)
+            bench.clock.now += 2 * ANSWER_SECONDS
+            found = bench.find("1")
+        assert found == 22
+        assert bench.pool.lookups == []
+        bench.half.finished("1")
+
+    def test_a_request_counts_once(self, bench: SchedulerBench) -> None:
+        """It may be preempted, and get blocks again."""
+        bench.arrive("1", HISTORY)
+        bench.asked().answer(ABSENT)
+        bench.find("1")
+        bench.start("1", 0)
+        bench.half.allocated("1", [1, 2, 3], 0)
+        assert bench.half.take_stats().reduce() == {"pool_lookups_miss": 1}
+        bench.finish("1", computed=0)
+
     def test_a_history_that_left_hbm_meanwhile(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=FULL)
         bench.arrive("2", HISTORY)
@@ -455,6 +476,14 @@ class TestSaving:
         assert [job.uid for job in bench.step().saves] == ["v"]
         bench.save()
 
+    def test_a_user_whose_entry_has_changed_is_checked_at_once(self, bench: SchedulerBench) -> None:
+        bench.run("1", HISTORY, answer=ABSENT)
+        bench.save()
+        bench.users.table.shorten(UserKey("u"), 8)
+        bench.run("2", HISTORY[:8])
+        bench.asked().answer(FULL)
+        assert bench.step().saves == []
+
     @pytest.mark.parametrize("failure", ["a rank", "the commit", "the look-up"])
     def test_a_save_that_failed_is_tried_again(self, bench: SchedulerBench, failure: str) -> None:
         bench.run("1", HISTORY, answer=UNKNOWN if failure == "the look-up" else ABSENT)
@@ -538,10 +567,26 @@ class TestNewWeights:
         assert bench.step().saves == []
         assert bench.pool.lookups == []
 
-    def test_a_save_under_way_keeps_its_name(self, bench: SchedulerBench) -> None:
+    def test_saves_under_way_are_given_up(self, bench: SchedulerBench) -> None:
+        """vLLM's own cache is reset only if nobody holds a block."""
         bench.run("1", HISTORY, answer=ABSENT)
+        bench.arrive("2", HISTORY, user="v", read=False)
+        bench.find("2")
+        bench.start("2", 0)
+        shipped = bench.jobs.saves
+        bench.finish("2")
         bench.users.reset()
+        assert bench.blocks.num_free == 100
+        bench.asked().answer(ABSENT)
+        bench.write(*shipped)
+        bench.step()
+        assert bench.pool.commits == bench.jobs.saves == []
+
+    def test_a_commit_under_way_keeps_its_name(self, bench: SchedulerBench) -> None:
+        """What it names was written before."""
+        bench.run("1", HISTORY, answer=ABSENT)
         bench.write()
+        bench.users.reset()
         (commit,) = bench.pool.commits
         assert commit.namespace == "n1"
         bench.save()
@@ -550,11 +595,12 @@ class TestNewWeights:
         bench.run("1", HISTORY[:10], answer=ABSENT)
         first = bench.jobs
         bench.run("2", HISTORY, answer=ABSENT)
+        assert bench.half.needs_step()
         bench.users.reset()
-        bench.write(*first.saves)
-        bench.save()
-        assert bench.pool.lookups == []
         assert not bench.half.needs_step()
+        bench.write(*first.saves)
+        bench.step()
+        assert bench.pool.lookups == bench.pool.commits == []
 
     def test_a_save_of_old_weights_that_ends_late(self, bench: SchedulerBench) -> None:
         """It is not what the user's next history waits for."""
@@ -567,7 +613,6 @@ class TestNewWeights:
         assert [job.namespace for job in new.saves] == ["n2"]
         bench.run("3", HISTORY, answer=ABSENT)
         bench.write(*old.saves)
-        bench.pool.commits.pop().answer(COMMITTED)
         bench.step()
         assert bench.pool.lookups == []
         bench.write(*new.saves)
@@ -579,6 +624,18 @@ class TestNewWeights:
         bench.write()
         assert bench.pool.commits[0].record.tokens.tolist() == HISTORY
         bench.save()
+
+    def test_a_request_that_ran_never_meets_the_pool_again(self, bench: SchedulerBench) -> None:
+        """It may have KV of both weights."""
+        bench.arrive("1", HISTORY)
+        bench.asked().answer(ABSENT)
+        bench.find("1")
+        bench.start("1", 0)
+        bench.clock.now += 0.1
+        bench.users.reset()
+        assert bench.half.find("1", 30, 0) == 0
+        assert bench.pool.lookups == []
+        bench.finish("1")
 
     def test_users_are_saved_again(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=ABSENT)
@@ -626,12 +683,15 @@ class TestSavingDuringTheForwardPass:
         assert bench.jobs.saves == []
         blocks = bench.requests["1"].blocks
         bench.half.step_computes("1", len(HISTORY) - 1, len(HISTORY) + 1, blocks)
-        assert len(bench.step().saves) == 1
+        (job,) = bench.step().saves
         bench.half.step_computes("1", len(HISTORY) + 1, len(HISTORY) + 2, blocks)
-        bench.write()
+        assert bench.step().saves == []
+        bench.users.publish("1", len(HISTORY) + 1, blocks)
+        bench.write(job)
+        bench.save()
+        bench.half.step_computes("1", len(HISTORY) + 2, len(HISTORY) + 3, blocks)
         assert bench.step().saves == []
         bench.finish("1")
-        bench.save()
 
     def test_a_load_beside_it_that_fails(self, bench: SchedulerBench) -> None:
         external = self.begin(bench, HISTORY, answer_of(record_of(HISTORY[:9], 5)))

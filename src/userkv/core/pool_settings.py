@@ -33,6 +33,8 @@ MOONCAKE_KEYS = (
     "rpc_timeout_ms",
     "replica_num",
     "config_path",
+    "metrics_address",
+    "tenant_id",
 )
 """Options that go to the Mooncake backend as they are, named as in ``mooncake.json``."""
 

@@ -56,7 +56,7 @@ def _open(settings: PoolSettings, world_size: int, rank: int) -> PoolBackend:
         from userkv.store.mooncake.backend import MooncakeBackend
         from userkv.store.mooncake.config import MooncakeConfig
 
-        return MooncakeBackend(MooncakeConfig.load(settings.mooncake))
+        return MooncakeBackend(MooncakeConfig.load(settings.mooncake, rank if world_size > 1 else None))
     return LocalBackend(
         dram_bytes=settings.local_dram_bytes // world_size,
         directory=local_directory(settings, rank) if settings.local_ssd_bytes else None,

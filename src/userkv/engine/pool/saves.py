@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from userkv.core.block_table import BlockPool
@@ -20,6 +20,9 @@ from userkv.core.save_plan import SavePlan, plan_save
 from userkv.core.tokens import TokenArray
 from userkv.engine.pool.agreement import AgreedPool, CommitAnswer, PoolAnswer
 from userkv.engine.pool.messages import SaveJob
+
+PRESENTLY_SECONDS = 1.0
+"""How long requests wait for blocks that a save holds, rather than being preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Save:
     plan: SavePlan | None = None
     base_generation: int = 0
     held: tuple[Any, ...] = ()
+    started_at: float = field(default_factory=time.monotonic)
     ranks_left: int = 0
     failed: bool = False
     dropped: bool = False
@@ -155,6 +159,9 @@ class PoolSaves:
         while self._ready:
             save = self._ready.popleft()
             assert save.plan is not None
+            if save.failed:
+                self._end(save, False, "failed_saves")
+                continue
             first = save.plan.new_extents[0].first_block
             # What is in the pool already need not be held any longer.
             self._block_pool.free_blocks(reversed(save.held[:first]))
@@ -169,8 +176,24 @@ class PoolSaves:
             return any(not save.shipped for save in self._saves.values())
 
     def holds_blocks(self) -> bool:
-        """Whether blocks are held, or wait for :meth:`release`."""
-        return bool(self._saves or self._to_release)
+        """Whether blocks will be let go of presently. A save that takes longer than usual is not waited for."""
+        if self._to_release:
+            return True
+        since = time.monotonic() - PRESENTLY_SECONDS
+        with self._lock:
+            return any(save.started_at > since for save in self._saves.values())
+
+    def abandon(self) -> None:
+        """Let go of all blocks at once: what is being saved is not valid any more.
+
+        Workers may still read the blocks; what comes of it is never committed, and removed.
+        """
+        with self._lock:
+            for save in self._saves.values():
+                save.failed = save.confirmed = True
+                self._to_release.append(save.held)
+                save.held = ()
+        self.release()
 
     def release(self) -> None:
         """Let go of the blocks of saves that have ended."""
@@ -213,7 +236,7 @@ class PoolSaves:
             return held + [block for blocks in self._to_release for block in blocks]
 
     def _plan(self, save: Save, answer: PoolAnswer) -> None:
-        if not answer.known:
+        if save.failed or not answer.known:
             self._end(save, False, "failed_saves")
             return
         history = save.history

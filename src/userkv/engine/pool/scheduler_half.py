@@ -289,8 +289,10 @@ class SchedulerHalf:
 
     def histories_forgotten(self) -> None:
         self._new_weights()
-        if self._keeper is not None:
+        if self._keeper is not None and self._saves is not None:
             self._keeper.forget()
+            # vLLM resets its own prefix cache next, and does not if anybody holds a block.
+            self._saves.abandon()
         for asking in self._requests.values():
             # What runs goes on with the KV it has, and nothing of it is kept. What waits asks under the new name.
             asking.answer, asking.asked_at, asking.times_asked = None, 0.0, 0
