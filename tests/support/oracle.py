@@ -61,6 +61,7 @@ def _config(async_scheduling: bool, pool: str | None) -> VllmConfig:
         kv_transfer_config=transfer if pool else None,
     ).create_engine_config()
     config.cache_config.block_size = BLOCK_SIZE
+    config.scheduler_config.async_scheduling = async_scheduling  # vLLM switches it off on CPUs.
     return config
 
 
@@ -265,6 +266,8 @@ class OracleEngine:
             assert all(block.block_hash is None for block in entry.blocks)
         if self.pool:
             owners.update(block.block_id for block in self._saves.held_blocks())
+        for _, deferred in self.scheduler.deferred_frees:  # A step in flight may still write to them.
+            owners.update(block.block_id for block in deferred)
         for block in pool.blocks[1:]:
             assert block.ref_cnt == owners[block.block_id], f"{block} has {owners[block.block_id]} owners"
         free = sum(block.ref_cnt == 0 for block in pool.blocks[1:])

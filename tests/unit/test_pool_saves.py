@@ -494,7 +494,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
 
 
 TestSavesInAnyOrder = SavesInAnyOrder.TestCase
-TestSavesInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSavesInAnyOrder.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def test_two_threads() -> None:
@@ -560,6 +560,26 @@ def test_saves_do_not_take_all_of_hbm() -> None:
     assert first is not None
     assert bench.saves.start(short, None) is None
     assert bench.saves.counts == {"dropped_saves": 1}
+
+
+@pytest.mark.parametrize("reports", [0, 1, 2])
+@pytest.mark.parametrize("during_forward", [False, True])
+def test_what_is_given_up_ends_without_a_commit(reports: int, during_forward: bool) -> None:
+    bench = Bench()
+    save = bench.begin(during_forward=during_forward)
+    extents = [extent for extent, _ in bench.ship().extents]
+    bench.report(save, *[True] * reports)
+    bench.saves.abandon()
+    assert bench.saves.held_blocks() == []
+    bench.report(save, *[True] * (2 - reports))
+    if reports == 2 and not during_forward:
+        bench.pool.commits.pop().answer(COMMITTED)  # All that it names was written before.
+        assert bench.pool.removed == []
+        bench.assert_over(True)
+    else:
+        assert bench.pool.commits == []
+        assert bench.pool.removed == extents
+        bench.assert_over(False)
 
 
 def test_new_weights_give_all_blocks_back_at_once() -> None:

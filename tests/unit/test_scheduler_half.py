@@ -479,7 +479,9 @@ class TestSaving:
     def test_a_user_whose_entry_has_changed_is_checked_at_once(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=ABSENT)
         bench.save()
-        bench.users.table.shorten(UserKey("u"), 8)
+        bench.users.table.acquire(UserKey("u"))
+        bench.users.table.shorten(UserKey("u"), 8)  # Somebody needed the room.
+        bench.users.table.release(UserKey("u"))
         bench.run("2", HISTORY[:8])
         bench.asked().answer(FULL)
         assert bench.step().saves == []
@@ -570,10 +572,10 @@ class TestNewWeights:
     def test_saves_under_way_are_given_up(self, bench: SchedulerBench) -> None:
         """vLLM's own cache is reset only if nobody holds a block."""
         bench.run("1", HISTORY, answer=ABSENT)
+        shipped = bench.jobs.saves
         bench.arrive("2", HISTORY, user="v", read=False)
         bench.find("2")
         bench.start("2", 0)
-        shipped = bench.jobs.saves
         bench.finish("2")
         bench.users.reset()
         assert bench.blocks.num_free == 100
