@@ -55,7 +55,8 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    pool = str(tmp_path_factory.mktemp("pool"))  # Not the one that knows the users of the last run.
     server = subprocess.Popen(
         [
             sys.executable,
@@ -72,7 +73,7 @@ def client() -> Iterator[Client]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR", "USERKV_POOL_DIR": pool},
     )
     try:
         assert server.stdout is not None

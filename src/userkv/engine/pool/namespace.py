@@ -105,7 +105,6 @@ class Namespaces:
         """The weights have changed. If nobody has announced a version, share nothing that was, and with nobody."""
         self.version = self._announced or f"{self.version.split('~')[0]}~{uuid.uuid4().hex[:16]}"
         self._announced = ""
-        self._adapters.clear()
 
     def _adapter(self, adapter_id: int, path: str) -> str:
         """Digest of an adapter's weights as they were when it was first seen under this number.

@@ -189,10 +189,13 @@ class PoolSaves:
         Workers may still read the blocks; what comes of it is never committed, and removed.
         """
         with self._lock:
-            for save in self._saves.values():
+            abandoned = list(self._saves.values())
+            for save in abandoned:
                 save.failed = save.confirmed = True
                 self._to_release.append(save.held)
                 save.held = ()
+        for save in abandoned:
+            self._go_on(save)
         self.release()
 
     def release(self) -> None:
