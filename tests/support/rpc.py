@@ -5,10 +5,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
-from userkv.engine.pool.lookup_rpc import MooncakeLookupClient
-from userkv.engine.pool.messages import Call, Reply, Saved
+import zmq
+
+from userkv.engine.pool.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
+from userkv.engine.pool.messages import Call, Commit, Committed, Found, Locate, Located, Lookup, Remove, Reply, Saved
 
 PATIENCE = 10.0
 """Seconds after which a test that waits has failed."""
@@ -66,3 +69,51 @@ class Caller:
     def ask(self, rank: int, kind: Callable[..., Call], *fields: object) -> Any:
         """Call and wait for the reply."""
         return self.call(rank, kind, *fields).wait()
+
+
+ENDPOINTS = {"ipc": ipc_endpoint, "tcp": tcp_endpoint}
+EXTENTS = ((2**63 - 1, 0, 3), (7, 3, 1))
+
+
+def echo(call: Call) -> Reply:
+    """A reply of the right kind that shows what was asked."""
+    match call:
+        case Lookup():
+            return Found(call.call_id, f"{call.uid} {call.namespace}".encode(), ("dram", ""))
+        case Commit():
+            return Committed(call.call_id, True, call.base_generation + 1, EXTENTS, f"{len(call.record)} bytes")
+        case Locate() | Remove():
+            return Located(call.call_id, tuple(str(extent[0]) for extent in call.extents))
+        case _:
+            return Located(call.call_id)
+
+
+class Ends:
+    """Servers and callers on one kind of endpoint, closed at the end."""
+
+    def __init__(self, kind: str) -> None:
+        self.endpoint = ENDPOINTS[kind]()
+        self.kind = kind
+        self.stack = ExitStack()
+
+    def serve(
+        self, answer: Callable[[Call], Reply] = echo, endpoint: str | None = None, threads: int = 4
+    ) -> MooncakeLookupServer:
+        server = MooncakeLookupServer(endpoint or self.endpoint, answer, threads)
+        self.stack.callback(server.close)
+        return server
+
+    def caller(self, *endpoints: str, timeout: float = 5.0) -> Caller:
+        caller = Caller(*(endpoints or (self.endpoint,)), timeout=timeout)
+        self.stack.callback(caller.client.close)
+        return caller
+
+    def socket(self, kind: int) -> "zmq.Socket[bytes]":
+        """A stranger's socket, connected to the endpoint."""
+        context = zmq.Context()
+        socket = context.socket(kind)
+        socket.linger = 100
+        self.stack.callback(context.term)
+        self.stack.callback(socket.close)
+        socket.connect(self.endpoint)
+        return socket

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.agreed import COMMITTED, AskedLookup, FakeAgreedPool, NumberedPool
-from tests.support.records import BLOCK
+from tests.support.records import BLOCK, answer_of, record_of
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.settings import CacheSettings
 from userkv.core.tokens import as_tokens
 from userkv.core.user_cache import UserCache, UserLookup
-from userkv.engine.pool.agreement import PoolAnswer
+from userkv.engine.pool.agreement import UNKNOWN, PoolAnswer
 from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.messages import SaveJob, StepJobs
 from userkv.engine.pool.saves import PoolSaves
@@ -17,6 +17,12 @@ from userkv.engine.pool.scheduler_half import SchedulerHalf
 
 CANDIDATES = 2
 """Tokens of a request behind its history."""
+
+HISTORY = list(range(22))
+"""Five blocks and a half."""
+
+FULL = answer_of(record_of(HISTORY, generation=5))
+"""The pool has all of it."""
 
 
 class Clock:
@@ -158,3 +164,13 @@ class SchedulerBench:
         self.evict()
         assert self.saves is None or (len(self.saves) == 0 and not self.half.needs_step())
         assert self.blocks.num_free == len(self.blocks.blocks)
+
+
+def drain(bench: SchedulerBench) -> None:
+    """Let all saves end."""
+    for _ in range(3):
+        bench.save(ok=False)
+        for lookup in bench.pool.lookups:
+            lookup.answer(UNKNOWN)
+        bench.pool.lookups.clear()
+        bench.step()

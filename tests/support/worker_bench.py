@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
-from tests.support.kv_layouts import BLOCKS, KV
+from tests.support.kv_layouts import BLOCKS, KINDS, KV, in_order
 from tests.support.memory_backend import MemoryBackend
 from tests.support.rpc import Caller, ipc_endpoint, wait_until
 from userkv.core.breaker import CircuitBreaker
@@ -25,6 +26,11 @@ from userkv.store.guarded import GuardedBackend
 from userkv.store.user_store import MooncakeUserStore
 
 NAMESPACE = "n"
+MODES: dict[str, dict[str, bool]] = {
+    "async": {},
+    "sync": {"load_async": False},
+    "layerwise": {"load_async": False, "layerwise": True},
+}
 SIZE = 2
 """Blocks of an extent."""
 
@@ -196,6 +202,30 @@ class GatedBackend(MemoryBackend):
         seen.append(layer)
         gate = self._gates.get((kind, layer))
         assert gate is None or gate.wait(10), "a test has forgotten to let this through"
+
+
+Opener = Callable[..., WorkerBench]
+
+
+@contextmanager
+def workers() -> Iterator[Opener]:
+    """Makes workers and ends them; no thread may die of an exception meanwhile."""
+    benches: list[WorkerBench] = []
+
+    def make(
+        backend: PoolBackend | None = None, kind: str = "LBHNC", layers: int = 2, **options: object
+    ) -> WorkerBench:
+        kv = in_order("LBHNC", layers=layers) if kind == "LBHNC" else KINDS[kind](BLOCKS)
+        benches.append(WorkerBench(backend or MemoryBackend(), kv, **options))  # type: ignore[arg-type]
+        return benches[-1]
+
+    died: list[object] = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(threading, "excepthook", lambda args: died.append(args.exc_value))
+        yield make
+        for bench in benches:
+            bench.close()
+    assert died == []
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from userkv.core.block_table import UserEntry, longest_hit
 from userkv.core.keys import pool_uid
-from userkv.core.load_plan import plan_load
+from userkv.core.load_plan import ExtentRead, plan_load
 from userkv.core.request import UserKey
 from userkv.core.tokens import common_prefix
 from userkv.core.user_cache import UserCache, UserLookup
@@ -43,6 +43,7 @@ class _Asking:
         times_asked: how often it was asked.
         answer: what it said, ``None`` before.
         common: how many of the history's tokens the pool holds, by that answer.
+        reads: how to load all of that, planned beside the scheduler; HBM may turn out to have a head of it.
         first_block: the first block to load.
         hit_tokens: history tokens that HBM and pool have together.
         load: what loading has come to, if anything is or was loaded.
@@ -60,6 +61,7 @@ class _Asking:
     times_asked: int = 0
     answer: PoolAnswer | None = None
     common: int = 0
+    reads: tuple[ExtentRead, ...] = ()
     first_block: int = 0
     hit_tokens: int = 0
     load: "_Load | None" = None
@@ -185,14 +187,9 @@ class SchedulerHalf:
         assert answer is not None
         assert answer.usable is not None
         first, end = asking.first_block, -(-asking.hit_tokens // self._block_size)
-        job = LoadJob(
-            next(self._job_ids),
-            request_id,
-            asking.uid,
-            asking.namespace,
-            plan_load(answer.usable, first, end - first),
-            tuple(block_ids[first:end]),
-        )
+        whole = first == 0 and end == -(-asking.common // self._block_size)
+        reads = asking.reads if whole else plan_load(answer.usable, first, end - first)
+        job = LoadJob(next(self._job_ids), request_id, asking.uid, asking.namespace, reads, tuple(block_ids[first:end]))
         user = (asking.uid, asking.namespace)
         tier = answer.tier or Tier.DRAM
         asking.load = _Load(request_id, user, answer.usable.generation, num_external_tokens, tier, self._pool.num_ranks)
@@ -337,8 +334,9 @@ class SchedulerHalf:
         def answered(answer: PoolAnswer) -> None:  # On the RPC client's thread.
             usable = answer.usable
             common = 0 if usable is None else common_prefix(usable.tokens, asking.lookup.history)
+            reads = () if usable is None else plan_load(usable, 0, -(-common // self._block_size))
             if asking.asked_at == asked_at:
-                asking.common = common
+                asking.common, asking.reads = common, reads
                 asking.answer = answer  # Last: it is what the scheduler's thread looks at.
 
         self._pool.lookup(asking.uid, asking.namespace, answered)

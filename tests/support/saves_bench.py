@@ -1,0 +1,66 @@
+"""Saves over a pool that answers when it is told to."""
+
+from tests.support.agreed import FakeAgreedPool, NumberedPool
+from tests.support.records import BLOCK
+from userkv.core.request import UserKey
+from userkv.core.tokens import as_tokens
+from userkv.engine.pool.agreement import ABSENT, PoolAnswer
+from userkv.engine.pool.messages import SaveJob
+from userkv.engine.pool.saves import History, PoolSaves, Save
+
+
+class SavesBench:
+    """Saves over a pool that answers when it is told to. ``ended``: how each save ended."""
+
+    def __init__(self, ranks: int = 2, max_saves: int = 3, ttl_seconds: float = 0, max_held_blocks: int = 60) -> None:
+        self.blocks = NumberedPool(60)
+        self.pool = FakeAgreedPool(ranks)
+        self.ended: list[tuple[Save, bool]] = []
+        self.saves = PoolSaves(
+            self.pool,  # type: ignore[arg-type]
+            self.blocks,
+            BLOCK,
+            2,
+            max_saves,
+            max_held_blocks,
+            ttl_seconds,
+            "writer",
+        )
+        self.saves.ended = lambda save, ok: self.ended.append((save, ok))
+        self.owned: list[list[object]] = []
+
+    def history(self, tokens: list[int], user: str = "u", namespace: str = "n") -> History:
+        """A history whose blocks somebody references for now."""
+        blocks = self.blocks.take(-(-len(tokens) // BLOCK))
+        self.owned.append(blocks)
+        return History(UserKey(user), user, namespace, as_tokens(tokens), tuple(blocks))
+
+    def forget(self) -> None:
+        """HBM evicts everything."""
+        for blocks in self.owned:
+            self.blocks.free_blocks(reversed(blocks))
+        self.owned.clear()
+
+    def report(self, save: Save, *oks: bool, dropped: bool = False) -> None:
+        for ok in oks:
+            self.saves.saved(save.job_id, ok, dropped)
+
+    def begin(self, tokens: int = 10, answer: PoolAnswer | None = ABSENT, during_forward: bool = False) -> Save:
+        save = self.saves.start(self.history(list(range(tokens))), answer, during_forward=during_forward)
+        assert save is not None
+        return save
+
+    def ship(self) -> SaveJob:
+        (job,) = self.saves.ship()
+        return job
+
+    def assert_over(self, *oks: bool) -> None:
+        """All saves have ended like this, and nothing is held any more."""
+        self.saves.release()
+        self.forget()
+        assert [ok for _, ok in self.ended] == list(oks)
+        assert len(self.saves) == 0
+        assert not self.saves.has_unshipped()
+        assert not self.saves.holds_blocks()
+        assert self.saves.held_blocks() == []
+        assert self.blocks.num_free == len(self.blocks.blocks)
