@@ -11,7 +11,7 @@ import torch
 
 from tests.support.kv_layouts import BLOCKS, KINDS, KV, LAYERS, contents
 from userkv.engine.pool import device
-from userkv.engine.pool.device import HostKVMemory, KVMemory, StagedKVMemory, kv_memory
+from userkv.engine.pool.device import HostBuffer, HostKVMemory, KVMemory, StagedKVMemory, kv_memory
 from userkv.engine.pool.layout import NOWHERE, KVLayout
 from userkv.store.backend import Region
 from userkv.store.regions import total_bytes
@@ -140,14 +140,36 @@ def test_host_memory_is_read_and_written_in_place() -> None:
     assert bench.memory.mark() is None
 
 
-def test_memory_for_bytes_that_nobody_wants_is_registered_too() -> None:
-    bench = Bench("host", "different layers")
+@pytest.mark.parametrize("kind", ["LBHNC", "two planes", "different layers"])
+def test_nothing_is_written_beyond_the_memory_that_is_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind a buffer would be overwritten silently."""
+    allowed: list[Region] = []
+
+    class Watched(HostBuffer):
+        def __init__(self, nbytes: int) -> None:
+            super().__init__(nbytes)
+            allowed.append(Region(self.address, nbytes))
+
+    monkeypatch.setattr(device, "HostBuffer", Watched)
+    bench = Bench("host", kind)
     spans = bench.layout.spans()
     registered = bench.memory.host_spans(spans)
-    assert set(spans) < set(registered)
-    with bench.memory.write(bench.layout.regions([None, 1, None], ALL)) as host:
-        for address, nbytes in host:
-            assert any(base <= address and address + nbytes <= base + size for base, size in registered)
+    assert sorted(registered) == sorted([*spans, *allowed])  # Transports write to all of it.
+    allowed += spans
+    for blocks in ([1], [1, None, 3, 4, None], [None] * 3):
+        regions = bench.layout.regions(blocks, ALL)
+        with bench.memory.write(regions) as host:
+            assert_inside(host, allowed)
+            assert_inside(host, registered)
+        readable = [region for region in regions if region.address != NOWHERE]
+        with bench.memory.read(readable, readable) as host:
+            assert_inside(host, allowed)
+            assert contents(host) == contents(readable)
+
+
+def assert_inside(regions: Any, allowed: Any) -> None:
+    for address, nbytes in regions:
+        assert any(base <= address and address + nbytes <= base + size for base, size in allowed)
 
 
 def test_staging_memory_reaches_nothing_but_kv() -> None:

@@ -235,6 +235,8 @@ class WorkerHalf:
     def shutdown(self) -> None:
         """Drop what waits, let what runs end, and stop answering. Idempotent."""
         threads, self._threads = self._threads, []
+        if not threads:
+            return  # The queues hold what tells a thread that hangs to end when it comes back.
         _clear(self._load_queue)
         _clear(self._save_queue)
         for thread in threads:
