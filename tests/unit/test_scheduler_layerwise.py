@@ -64,6 +64,14 @@ class TestSavingDuringTheForwardPass:
         assert bench.step().saves == []
         bench.finish("1")
 
+    def test_a_step_behind_the_history(self, bench: SchedulerBench) -> None:
+        """All of it is loaded, so the step computes candidates only."""
+        assert self.begin(bench, HISTORY, FULL) == len(HISTORY)
+        assert bench.jobs.saves == []
+        assert "unneeded_saves" not in bench.half.take_stats().reduce()
+        bench.half.loaded({bench.jobs.loads[0].job_id: (1, True)})
+        bench.finish("1")
+
     def test_a_load_beside_it_that_fails(self, bench: SchedulerBench) -> None:
         external = self.begin(bench, HISTORY, answer_of(record_of(HISTORY[:9], 5)))
         assert external == 9
