@@ -2,10 +2,10 @@
 
     .venv/bin/python benchmarks/pool_bandwidth.py --json /tmp/pool.json
 
-A user is extents of up to 16 MiB, each scattered over regions of 128 KiB, as an engine's KV blocks are. Everything is
-measured in one process, taking turns, so that a busy moment of the machine hits all rows alike; figures are medians.
-The bounds are one copy of the same bytes in memory, one read of them from a file in the kernel's cache, and one write
-of them to a new file.
+A user is extents of up to 16 MiB, each scattered over blocks of 128 KiB, saved and loaded as the connector's worker
+does it. Everything is measured in one process, taking turns, so that a busy moment of the machine hits all rows alike;
+figures are medians. The bounds are one copy of the same bytes in memory, one read of them from a file in the kernel's
+cache, and one write of them to a new file.
 """
 
 import argparse
@@ -21,9 +21,17 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from userkv.core.load_plan import ExtentRead
+from userkv.core.record import Extent
+from userkv.engine.pool.device import HostKVMemory
+from userkv.engine.pool.layout import KVLayout
+from userkv.engine.pool.messages import LoadJob, SaveJob
+from userkv.engine.pool.mooncake_engine import MooncakeEngine
 from userkv.store.backend import PoolBackend, Region
 from userkv.store.local import LocalBackend
+from userkv.store.user_store import MooncakeUserStore
 
 MIB = 1 << 20
 SIZES = (1 * MIB, 8 * MIB, 64 * MIB)
@@ -35,43 +43,50 @@ WRITE = "write of a new file"
 
 
 class Bytes:
-    """A user's KV in an engine's memory: extents, each of them regions at random places.
+    """A user's KV in an engine's memory: blocks at random places.
 
     Args:
         nbytes: the user's size.
-        region_bytes: size of a region.
+        block_bytes: size of a block (of one layer, as the layers' tensors are apart).
 
     """
 
-    def __init__(self, nbytes: int, region_bytes: int) -> None:
+    def __init__(self, nbytes: int, block_bytes: int) -> None:
         # Engines' tensors are aligned; what is not is copied at half the speed on some CPUs.
         memory = np.random.default_rng(0).integers(0, 255, nbytes + ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % ALIGNMENT
         self.array = memory[start : start + nbytes]
         self.whole = Region(self.array.ctypes.data, nbytes)
-        starts = list(range(0, nbytes, region_bytes))
-        random.Random(0).shuffle(starts)
-        regions = [Region(self.whole.address + start, min(region_bytes, nbytes - start)) for start in starts]
-        per_extent = EXTENT // region_bytes
-        self.extents = [regions[i : i + per_extent] for i in range(0, len(regions), per_extent)]
+        self.blocks = list(range(nbytes // block_bytes))
+        random.Random(0).shuffle(self.blocks)
+        self.layout = KVLayout.of({"layers.0": torch.from_numpy(self.array).view(-1, block_bytes)}, len(self.blocks))
 
 
 class PoolOfUsers:
-    """Puts and gets whole users of a backend; the user before goes, so that there is always room."""
+    """Saves and loads whole users as the connector's worker does; the user before goes, so that there is room."""
 
-    def __init__(self, backend: PoolBackend) -> None:
+    def __init__(self, backend: PoolBackend, source: Bytes, target: Bytes) -> None:
         self._backend = backend
-        self._number = time.monotonic_ns()  # No key of an earlier one is used again.
-        self._keys: list[str] = []
+        self._store = MooncakeUserStore(backend, 1, 0)
+        self._save, self._load = (self._engine(kv.layout) for kv in (source, target))
+        self._number = time.monotonic_ns()  # No extent of an earlier one is used again.
+        per_extent = EXTENT // source.layout.block_nbytes
+        self._extents = [
+            (first, tuple(source.blocks[first : first + per_extent]))
+            for first in range(0, len(source.blocks), per_extent)
+        ]
 
-    def put(self, source: Bytes) -> None:
-        self._keys = [f"{self._number}@{extent}" for extent in range(len(source.extents))]
-        for key, parts in zip(self._keys, source.extents, strict=True):
-            self._backend.put(str(self._number), key, parts)
+    def put(self) -> None:
+        extents = tuple((extent, blocks) for extent, (_, blocks) in zip(self._named(), self._extents, strict=True))
+        self._save.save(SaveJob(0, str(self._number), "benchmark", extents, -1))
 
-    def get(self, target: Bytes) -> None:
-        for key, parts in zip(self._keys, target.extents, strict=True):
-            self._backend.get(str(self._number), key, parts)
+    def get(self) -> None:
+        reads = tuple(
+            ExtentRead(extent, tuple(range(extent.first_block, extent.end_block))) for extent in self._named()
+        )
+        blocks = tuple(block for _, extent in self._extents for block in extent)
+        loaded = self._load.load(LoadJob(0, "request", str(self._number), "benchmark", reads, blocks))
+        assert loaded.error is None, loaded.error
 
     def rest(self) -> None:
         """Wait until the backend's own thread is done, which would steal from what is measured next."""
@@ -79,8 +94,19 @@ class PoolOfUsers:
             time.sleep(0.001)
 
     def remove(self) -> None:
-        self._backend.remove(str(self._number), self._keys)
-        self._number += 1
+        self._store.remove_extents(str(self._number), "benchmark", self._named())
+        self._number += len(self._extents)
+
+    def _engine(self, layout: KVLayout) -> MooncakeEngine:
+        helpers = self._backend.parallel_gets - 1
+        memory = HostKVMemory(layout.largest_piece, 1 + helpers)
+        parallel_gets = self._backend.parallel_gets
+        return MooncakeEngine(
+            self._store, layout, memory, layerwise=False, parallel_gets=parallel_gets, helpers=helpers
+        )
+
+    def _named(self) -> list[Extent]:
+        return [Extent(self._number + i, first, len(blocks)) for i, (first, blocks) in enumerate(self._extents)]
 
 
 def read_file(descriptor: int, target: Bytes) -> None:
@@ -120,11 +146,11 @@ def local_backends(directory: Path) -> Iterator[dict[str, PoolBackend]]:
 
 
 def measure(
-    backends: dict[str, PoolBackend], nbytes: int, region_bytes: int, repeats: int, directory: Path
+    backends: dict[str, PoolBackend], nbytes: int, block_bytes: int, repeats: int, directory: Path
 ) -> dict[str, list[float]]:
     """Seconds of every repeat, by row."""
-    source, target, copy = (Bytes(nbytes, region_bytes) for _ in range(3))
-    pools = {name: PoolOfUsers(backend) for name, backend in backends.items()}
+    source, target, copy = (Bytes(nbytes, block_bytes) for _ in range(3))
+    pools = {name: PoolOfUsers(backend, source, target) for name, backend in backends.items()}
     for backend in backends.values():
         backend.register([source.whole, target.whole])
     path = directory / "plain"
@@ -142,9 +168,9 @@ def measure(
         record(WRITE, lambda: write_file(path.with_name("new"), source))
         for name, pool in pools.items():
             target.array[:] = 0
-            record(f"put, {name}", lambda pool=pool: pool.put(source))
+            record(f"put, {name}", pool.put)
             pool.rest()
-            record(f"get, {name}", lambda pool=pool: pool.get(target))
+            record(f"get, {name}", pool.get)
             assert np.array_equal(source.array, target.array), name
             pool.rest()
             pool.remove()
@@ -172,7 +198,7 @@ def table(results: dict[int, dict[str, float]]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="bandwidth of the pool, against that of memory and of a cached file")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--region-kib", type=int, default=128, help="size of a KV block of one layer")
+    parser.add_argument("--block-kib", type=int, default=128, help="size of a KV block of one layer")
     parser.add_argument("--directory", type=Path, default=None, help="where to put files (default: a temporary one)")
     parser.add_argument("--mooncake", action="store_true", help="measure Mooncake, too")
     parser.add_argument("--json", type=Path, help="file for the seconds of every repeat")
@@ -186,14 +212,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             backends |= stack.enter_context(mooncake_backends(directory))
         for size in SIZES:
-            everything[size] = measure(backends, size, args.region_kib << 10, args.repeats, directory)
+            everything[size] = measure(backends, size, args.block_kib << 10, args.repeats, directory)
     medians = {
         size: {row: statistics.median(times) for row, times in rows.items()} for size, rows in everything.items()
     }
-    print(f"GB/s and ratio to the copy; regions of {args.region_kib} KiB, medians of {args.repeats}\n")
+    print(f"GB/s and ratio to the copy; blocks of {args.block_kib} KiB, medians of {args.repeats}\n")
     print("\n".join(table(medians)))
     if args.json:
-        args.json.write_text(json.dumps({"region_kib": args.region_kib, "seconds": everything}, indent=1))
+        args.json.write_text(json.dumps({"block_kib": args.block_kib, "seconds": everything}, indent=1))
 
 
 if __name__ == "__main__":

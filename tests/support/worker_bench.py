@@ -57,7 +57,7 @@ class WorkerBench:
         layout = KVLayout.of(kv.tensors, BLOCKS)
         self.memory: KVMemory = StagedKVMemory(kv.tensors, None) if staged else HostKVMemory(layout.largest_piece, 8)
         self.store = MooncakeUserStore(guarded, 1, 0, self.num_layers if layerwise else 0)
-        self.engine = MooncakeEngine(self.store, layout, self.memory, layerwise=layerwise)
+        self.engine = MooncakeEngine(self.store, layout, self.memory, layerwise=layerwise, parallel_gets=2, helpers=2)
         endpoint = ipc_endpoint()
         self.worker = WorkerHalf(
             self.engine,

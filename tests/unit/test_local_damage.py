@@ -19,7 +19,7 @@ from userkv.store.backend import (
     Tier,
 )
 from userkv.store.local import LocalBackend
-from userkv.store.local.object_file import HEADER_BYTES
+from userkv.store.local.object_file import TRAILER_BYTES
 
 MIB = 1 << 20
 SIZE = 700_000
@@ -38,19 +38,19 @@ def swap(path: Path, other: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, Path], object]] = {
-    "cut off": lambda path, other: os.truncate(path, HEADER_BYTES + SIZE - 1),
-    "cut to the header": lambda path, other: os.truncate(path, HEADER_BYTES),
+    "cut off": lambda path, other: os.truncate(path, TRAILER_BYTES + SIZE - 1),
+    "cut to the trailer's size": lambda path, other: os.truncate(path, TRAILER_BYTES),
     "empty": lambda path, other: os.truncate(path, 0),
-    "longer": lambda path, other: os.truncate(path, HEADER_BYTES + SIZE + 1),
-    "bit in the object": lambda path, other: flip(path, HEADER_BYTES + SIZE // 2),
+    "longer": lambda path, other: os.truncate(path, TRAILER_BYTES + SIZE + 1),
+    "bit in the object": lambda path, other: flip(path, TRAILER_BYTES + SIZE // 2),
     "last bit": lambda path, other: flip(path, -1),
-    "zeros, as after a power failure": lambda path, other: path.write_bytes(bytes(HEADER_BYTES + SIZE)),
-    "magic": lambda path, other: flip(path, 0),
-    "version": lambda path, other: flip(path, 8),
-    "digest": lambda path, other: flip(path, 20),
-    "size": lambda path, other: flip(path, 33),
-    "checksum": lambda path, other: flip(path, 41),
-    "header's checksum": lambda path, other: flip(path, 60),
+    "zeros, as after a power failure": lambda path, other: path.write_bytes(bytes(TRAILER_BYTES + SIZE)),
+    "magic": lambda path, other: flip(path, SIZE + 0),
+    "version": lambda path, other: flip(path, SIZE + 8),
+    "digest": lambda path, other: flip(path, SIZE + 20),
+    "size": lambda path, other: flip(path, SIZE + 33),
+    "checksum": lambda path, other: flip(path, SIZE + 41),
+    "trailer's checksum": lambda path, other: flip(path, SIZE + 60),
     "swapped with another": swap,
     "another's": lambda path, other: shutil.copy(other, path),
 }

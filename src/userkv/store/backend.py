@@ -68,6 +68,11 @@ class PoolBackend(ABC):
     - Reading or locating a user's objects, and writing one, counts as a use for the order of eviction.
     """
 
+    @property
+    def parallel_gets(self) -> int:
+        """From how many threads it is fastest to get a user's extents."""
+        return 1
+
     def register(self, regions: Sequence[Region]) -> None:  # noqa: B027 - most transports need nothing here
         """Announce memory that later calls read from or write to, for as long as the backend lives.
 

@@ -31,6 +31,10 @@ class GuardedBackend(PoolBackend):
         self.breaker = breaker
         self._backend = backend
 
+    @property
+    def parallel_gets(self) -> int:
+        return self._backend.parallel_gets
+
     def register(self, regions: Sequence[Region]) -> None:
         self._guard(lambda: self._backend.register(regions))
 

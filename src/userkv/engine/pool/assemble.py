@@ -92,15 +92,23 @@ def make_worker(
     """
     ordered = dict(sorted(kv_caches.items(), key=lambda item: _layer_number(item[0])))
     layout = KVLayout.of(ordered, num_blocks)
-    memory = kv_memory(ordered, layout.largest_piece, settings.load_threads)
     world_size = config.parallel_config.world_size
     backend = open_backend(settings, world_size, rank)
+    helpers = settings.load_threads * (backend.parallel_gets - 1)
+    memory = kv_memory(ordered, layout.largest_piece, settings.load_threads + helpers)
     backend.register(memory.host_spans(layout.spans()))
     num_layers = len(ordered) if settings.use_layerwise else 0
     store = MooncakeUserStore(backend, world_size, rank, num_layers)
     endpoint = _endpoint(config, settings, rank)
     worker = WorkerHalf(
-        MooncakeEngine(store, layout, memory, layerwise=settings.use_layerwise),
+        MooncakeEngine(
+            store,
+            layout,
+            memory,
+            layerwise=settings.use_layerwise,
+            parallel_gets=backend.parallel_gets,
+            helpers=helpers,
+        ),
         store,
         backend,
         memory,

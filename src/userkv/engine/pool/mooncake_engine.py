@@ -1,6 +1,9 @@
 """``MooncakeEngine``: moves extents between the engine's KV memory and the pool."""
 
+import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,34 +38,61 @@ class MooncakeEngine:
         layout: where KV lies.
         memory: how to reach it.
         layerwise: one object per layer.
+        parallel_gets: threads that one load reads its extents with; the caller is one of them.
+        helpers: how many more threads all loads share for that; they start when they are needed.
 
     """
 
-    def __init__(self, store: MooncakeUserStore, layout: KVLayout, memory: KVMemory, *, layerwise: bool) -> None:
+    def __init__(
+        self,
+        store: MooncakeUserStore,
+        layout: KVLayout,
+        memory: KVMemory,
+        *,
+        layerwise: bool,
+        parallel_gets: int = 1,
+        helpers: int = 0,
+    ) -> None:
         self.num_layers = len(layout.layer_names)
         self.layers = {name: layer for layer, name in enumerate(layout.layer_names)}
         self._store = store
         self._layout = layout
         self._memory = memory
         self._layerwise = layerwise
+        self._parallel_gets = parallel_gets
+        self._helpers = ThreadPoolExecutor(max(1, helpers), "KVCacheStoreRecvingHelper")
 
     def load(self, job: LoadJob, layer: int | None = None) -> Loaded:
         """Read the extents of a job: all layers, or one (layerwise mode). Never raises a :class:`StoreError`."""
-        loaded = Loaded()
-        for at, read in enumerate(job.reads):
+        load = _Load(job.reads)
+        helpers = min(self._parallel_gets, len(job.reads)) - 1
+        futures = [self._helpers.submit(self._read_extents, load, job, layer) for _ in range(helpers)]
+        try:
+            self._read_extents(load, job, layer)
+        finally:
+            # Nobody writes to the blocks any more when this is over; a helper that was busy elsewhere is not needed.
+            wait([future for future in futures if not future.cancel()])
+        for future in futures:
+            if not future.cancelled():
+                future.result()
+        loaded = Loaded(load.nbytes, error=load.error)
+        # The request is cut at its first bad block, so what was read behind that is of no use.
+        for read in job.reads[load.failed :]:
+            loaded.bad_blocks |= {job.block_ids[index] for index in read.wanted if index is not None}
+        return loaded
+
+    def _read_extents(self, load: "_Load", job: LoadJob, layer: int | None) -> None:
+        """Read extents until none is left or one has failed. Several threads do that together."""
+        while (at := load.next()) is not None:
+            read = job.reads[at]
             targets = [None if index is None else job.block_ids[index] for index in read.wanted]
             try:
                 for layers, key_layer in self._objects(layer):
                     with self._memory.write(self._layout.regions(targets, layers)) as parts:
                         self._store.get_extent(job.uid, job.namespace, read.extent, parts, key_layer)
-                    loaded.nbytes += sum(part.nbytes for part in parts)
+                    load.add(sum(part.nbytes for part in parts))
             except StoreError as error:
-                loaded.error = error
-                # The request is cut at its first bad block, so there is no use in reading on.
-                rest = {index for missing in job.reads[at:] for index in missing.wanted if index is not None}
-                loaded.bad_blocks = {job.block_ids[index] for index in rest}
-                break
-        return loaded
+                load.fail(at, error)
 
     def save(self, job: SaveJob, layer: int | None = None, after: Any = None) -> int:
         """Write the extents of a job: all layers, or one (layerwise mode).
@@ -96,3 +126,29 @@ class MooncakeEngine:
         else:
             for each in range(self.num_layers) if layer is None else (layer,):
                 yield (each,), each
+
+
+class _Load:
+    """The state of a load that several threads share."""
+
+    def __init__(self, reads: Sequence[Any]) -> None:
+        self.nbytes = 0
+        self.failed = len(reads)
+        self.error: StoreError | None = None
+        self._waiting = deque(range(len(reads)))
+        self._lock = threading.Lock()
+
+    def next(self) -> int | None:
+        """The number of an extent to read; ``None`` if there is none, or it would be in vain."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting and self.error is None else None
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
+
+    def fail(self, at: int, error: StoreError) -> None:
+        """An extent could not be read; the first one counts."""
+        with self._lock:
+            if at < self.failed:
+                self.failed, self.error = at, error

@@ -25,6 +25,9 @@ from userkv.store.regions import region_of
 CLOSE_SECONDS = 30.0
 """How long :meth:`LocalBackend.close` writes down what is only in memory."""
 
+PARALLEL_GETS = 2
+"""One verifies what it has read while the other reads, and a disk has more than one request to work on."""
+
 COUNTERS = (
     "dram_evictions",
     "ssd_evictions",
@@ -75,6 +78,10 @@ class LocalBackend(PoolBackend):
         if ssd is not None:
             # A quarter of the memory is what a burst may fill before it runs at the speed of the SSD.
             self._writer = Writer(self._index, self._tiers, ssd, dram_bytes // 4)
+
+    @property
+    def parallel_gets(self) -> int:
+        return PARALLEL_GETS
 
     def put(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         with self._operation(user) as held:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from userkv.store.backend import Region
-from userkv.store.local.object_file import DIGEST_BYTES, HEADER_BYTES, read_object, write_object
+from userkv.store.local.object_file import DIGEST_BYTES, TRAILER_BYTES, read_object, write_object
 
 UNIT = 4096
 """File systems hand out space in units of this."""
@@ -37,7 +37,7 @@ _TEMPORARY = ".tmp"
 
 def file_cost(nbytes: int) -> int:
     """Bytes of the budget that an object of ``nbytes`` takes."""
-    return -(-(HEADER_BYTES + nbytes) // UNIT) * UNIT + ENTRY_BYTES
+    return -(-(TRAILER_BYTES + nbytes) // UNIT) * UNIT + ENTRY_BYTES
 
 
 class FoundUser(NamedTuple):
@@ -150,8 +150,8 @@ class SsdFiles:
             with os.scandir(directory.path) as entries:
                 for entry in entries:
                     status = entry.stat(follow_symlinks=False)
-                    if _is_digest(entry.name) and status.st_size >= HEADER_BYTES:
-                        objects.append((status.st_mtime_ns, bytes.fromhex(entry.name), status.st_size - HEADER_BYTES))
+                    if _is_digest(entry.name) and status.st_size >= TRAILER_BYTES:
+                        objects.append((status.st_mtime_ns, bytes.fromhex(entry.name), status.st_size - TRAILER_BYTES))
                     elif _is_digest(entry.name.removesuffix(_TEMPORARY)):
                         os.unlink(entry.path)
             if not objects:
