@@ -30,9 +30,9 @@ from userkv.core.save_plan import plan_save
 from userkv.core.settings import CacheSettings
 from userkv.core.user_cache import UserCache, UserLookup
 from userkv.engine.pool.agreement import AgreedPool
+from userkv.engine.pool.answers import answer
 from userkv.engine.pool.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
 from userkv.engine.pool.scheduler_half import SchedulerHalf
-from userkv.engine.pool.worker_half import answer
 from userkv.store.local import LocalBackend
 from userkv.store.regions import region_of
 from userkv.store.user_store import MooncakeUserStore

@@ -121,7 +121,7 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     assert str(home / "pool") in "\n".join(server.lines)
     second_server = Server(home)
     servers.append(second_server)
-    second_server.wait_for("userkv: local_dir ")
+    second_server.wait_for("userkv: --pool-dir ")
     assert second_server.process.wait(STOP_SECONDS) == 2
     assert server.interrupt() == 0
 

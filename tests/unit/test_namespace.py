@@ -242,6 +242,15 @@ class TestAdapters:
         space.renew()
         assert self.of(space, adapter) == self.of(Namespaces("m", "w", 0), adapter) != before
 
+    def test_new_weights_do_not_load_adapters_anew(self, adapter: Path) -> None:
+        """The engine still computes with the files of an adapter that it read when it loaded it."""
+        space = Namespaces("m", "v", 0)
+        assert self.of(space, adapter)
+        safetensors(adapter / "adapter_model.safetensors", {"lora": b"z" * 5000})
+        os.utime(adapter / "adapter_model.safetensors", (2e9, 2e9))
+        space.renew()
+        assert self.of(space, adapter) == ""
+
     def test_adapters_that_are_not_here(self, tmp_path: Path) -> None:
         space = Namespaces("m", "v", 0)
         (tmp_path / "empty").mkdir()

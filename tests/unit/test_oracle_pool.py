@@ -1,11 +1,14 @@
 """The pool's connector in vLLM's real scheduler: loads that are late or fail, saves, evictions, a pool that is down."""
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 from tests.unit.test_oracle import EXAMPLES, GRTraffic
+from userkv.core.stats import UserCacheStats
 
 
 class PoolTraffic(GRTraffic):
@@ -55,6 +58,26 @@ def test_no_request_ever_reads_wrong_kv(
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
+
+
+@pytest.mark.parametrize("how", ["async", "sync", "layerwise"])
+def test_a_request_whose_load_fails_counts_once(how: str, patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    engine = OracleEngine(40, async_scheduling=False, pool=how)
+    engine.add([2, 3, 4, 1] * 5, 1, {"user_id": "a"})
+    engine.drain()
+    assert engine.users.table.evict_one()
+    patched_vllm.setattr(UserCacheStats, "take", asdict)  # Nothing is reset.
+    before = engine.users.stats.take()
+    loads = engine.oracle_pool.loads_done
+    patched_vllm.setattr(engine.oracle_pool, "_load", lambda job: 0)
+    engine.add([2, 3, 4, 1] * 5, 1, {"user_id": "a"})
+    engine.drain()
+    assert engine.oracle_pool.loads_done == loads + 1
+    counted = {name: count - before[name] for name, count in engine.users.stats.take().items()}
+    assert (counted["history_tokens"], counted["hit_tokens"]) == (20, 0)
+    assert (counted["user_hits"], counted["user_misses"]) == (0, 1)
 
 
 def test_new_weights_while_a_save_is_under_way(patched_vllm: pytest.MonkeyPatch) -> None:

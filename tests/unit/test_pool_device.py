@@ -140,6 +140,21 @@ def test_host_memory_is_read_and_written_in_place() -> None:
     assert bench.memory.mark() is None
 
 
+def test_more_threads_write_than_there_is_memory_for() -> None:
+    memory = HostKVMemory(16, 1)
+    regions = [Region(NOWHERE, 16)]
+
+    def write() -> None:
+        with memory.write(regions):
+            pass
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="writers=1"):
+        write()
+
+
 @pytest.mark.parametrize("kind", ["LBHNC", "two planes", "different layers"])
 def test_nothing_is_written_beyond_the_memory_that_is_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind a buffer would be overwritten silently."""

@@ -50,6 +50,9 @@ def test_by_default_memory_and_disk_of_this_machine(home: Path) -> None:
         (["--pool-dir", "~/pool"], {}, str(Path.home() / "pool")),
         (["--pool-dir", "some where"], {}, str(Path.cwd() / "some where")),
         ([], {"USERKV_POOL_DIR": "relative"}, str(Path.cwd() / "relative")),
+        (["--pool-option", "local_dir=rel"], {}, str(Path.cwd() / "rel")),
+        (["--pool-option", "local_dir=~/pool", "--pool-dir", "/mine"], {}, str(Path.home() / "pool")),
+        (["--pool-option", "local_dir="], {}, ""),
     ],
 )
 def test_the_directory(home: Path, argv: list[str], env: dict[str, str], directory: str) -> None:
@@ -102,11 +105,21 @@ def test_other_options_of_the_connector() -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--pool-dram", "much"], "'much'"),
-        (["--pool-ssd", "-1"], "'-1'"),
-        (["--pool-dram", ""], "''"),
+        (["--pool-dram", "much"], """--pool-dram must be a size such as "4GiB" or a number of bytes, not 'much'"""),
+        (["--pool-ssd", "-1"], "--pool-ssd must be a size"),
+        (["--pool-dram", ""], "not ''"),
+        (["--pool-dram", "local_dir"], "not 'local_dir'"),
         (["--pool-dram", "4 GiB 5"], "'4 GiB 5'"),
-        (["--pool-dram", "0", "--pool-ssd", "0"], "neither memory nor disk"),
+        (
+            ["--pool-dram", "0", "--pool-ssd", "0"],
+            "neither memory nor disk; set --pool-dram, or --pool-dir and --pool-ssd",
+        ),
+        (["--pool-option", "local_dram_bytes=much"], "local_dram_bytes must be a size"),
+        (
+            ["--pool-dram", "0", "--pool-option", "local_ssd_bytes=0"],
+            "set --pool-dram, or --pool-dir and local_ssd_bytes",
+        ),
+        (["--pool-option", "local_dir=1"], "local_dir must be text in quotes, not 1"),
         (["--pool-option", "use_layerwise"], "'use_layerwise' has no value; write NAME=VALUE"),
         (["--pool-option", "use_layerwize=true"], "did you mean 'use_layerwise'"),
         (["--pool-option", "use_layerwise=yes"], "must be true or false, not 'yes'"),
@@ -127,6 +140,19 @@ def test_refused_in_one_sentence(argv: list[str], message: str) -> None:
         options(*argv)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_what_the_engine_says_of_a_setting_names_the_flag_that_sets_it() -> None:
+    said = "local_dir '/var/local_dir' cannot be used: name one that exists, or set local_ssd_bytes, local_dram_bytes"
+    args = parse("--pool-option", "local_dram_bytes=1GiB")
+    with pytest.raises(InvalidSettingError) as error, pool_options.naming_flags(args, {}):
+        raise InvalidSettingError(said)
+    assert str(error.value) == (
+        "--pool-dir '/var/local_dir' cannot be used: name one that exists, or set --pool-ssd, local_dram_bytes"
+    )
+    with pytest.raises(InvalidSettingError) as error, pool_options.naming_flags(args, None):
+        raise InvalidSettingError(said)
+    assert str(error.value) == said
 
 
 @pytest.mark.parametrize("without", ["--no-users", "--kv-transfer-config"])

@@ -167,7 +167,7 @@ def test_generate_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None
             ("--offline", ".", "--pool-dir", "p"),
             "with --pool none there is no pool to set options of; say --pool local",
         ),
-        (("--offline", ".", "--pool", "local", "--pool-dram", "x"), "local_dram_bytes must be a size"),
+        (("--offline", ".", "--pool", "local", "--pool-dram", "x"), "--pool-dram must be a size"),
         (
             ("--offline", ".", "--pool", "local", "--engine-arg", 'kv_transfer_config={"kv_connector":"X"}'),
             "with --engine-arg kv_transfer_config there is no pool to choose",

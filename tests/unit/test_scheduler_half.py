@@ -9,9 +9,10 @@ from tests.support.records import answer_of, record_of
 from tests.support.scheduler_bench import FULL, HISTORY, SchedulerBench, drain
 from userkv.core.record import UserRecord
 from userkv.core.request import UserKey
-from userkv.engine.pool import scheduler_half
+from userkv.engine.pool import loads
 from userkv.engine.pool.agreement import ABSENT, UNKNOWN, PoolAnswer
-from userkv.engine.pool.scheduler_half import ANSWER_SECONDS, BAD_SECONDS
+from userkv.engine.pool.asking import ANSWER_SECONDS
+from userkv.engine.pool.loads import BAD_SECONDS
 from userkv.store.backend import Tier
 
 
@@ -311,7 +312,7 @@ class TestLoading:
     def test_not_every_bad_record_is_remembered_for_ever(
         self, bench: SchedulerBench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(scheduler_half, "_MAX_BAD", 2)
+        monkeypatch.setattr(loads, "_MAX_BAD", 2)
         for user in "abc":
             bench.arrive(user, HISTORY, user=user)
             bench.asked().answer(FULL)
@@ -333,6 +334,27 @@ class TestLoading:
         bench.step()
         bench.half.loaded({job.job_id: (1, False)})
         assert bench.half.hit_tier("1") is None
+
+    def test_what_a_preempted_request_loads_was_counted_when_it_started_first(self, bench: SchedulerBench) -> None:
+        bench.run("0", HISTORY, answer=ABSENT)
+        drain(bench)
+        bench.arrive("1", HISTORY)
+        assert bench.find("1") == 0
+        bench.start("1", 0)
+        request = bench.requests["1"]
+        bench.users.finish("1", 0, request.blocks)
+        bench.blocks.free_blocks(reversed(request.blocks))
+        bench.evict()
+        bench.half.take_stats()
+        assert bench.find("1") is None
+        bench.asked().answer(FULL)
+        bench.start("1", bench.find("1") or 0)
+        bench.half.loaded({bench.jobs.loads[0].job_id: (1, True)})
+        stats = bench.half.take_stats().reduce()
+        assert (stats["swapin_attempts"], stats["swapin_successes"], stats["swapin_tokens_dram"]) == (1, 1, 0)
+        assert bench.users.stats.take()["history_tokens"] == 2 * len(HISTORY)
+        bench.finish("1", computed=0)
+        drain(bench)
 
     def test_where_the_tokens_come_from(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY)

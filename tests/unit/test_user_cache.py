@@ -62,6 +62,20 @@ def test_counts_follow_the_requests_that_start() -> None:
     assert bench.cache.stats.take() == dict.fromkeys(counts, 0)
 
 
+def test_a_request_that_starts_again_counts_once() -> None:
+    """It was preempted, or what it wanted to load failed, so that it computes what it has counted before."""
+    bench = Bench()
+    lookup = bench.lookup([1, 2, 3, 4, 5, 6])
+    bench.run("1", lookup, computed=0, loaded=6)
+    bench.run("1", lookup, computed=4)
+    assert bench.run("1", lookup) == 4
+    counts = bench.cache.stats.take()
+    assert (counts["history_tokens"], counts["hit_tokens"]) == (6, 0)
+    assert (counts["user_hits"], counts["user_misses"]) == (0, 1)
+    bench.run("2", bench.lookup([1, 2, 3, 4, 5, 6]))
+    assert bench.cache.stats.take()["hit_tokens"] == 6
+
+
 def test_read_and_write_switches() -> None:
     bench = Bench()
     bench.run("1", bench.lookup([1, 2, 3], write=False))

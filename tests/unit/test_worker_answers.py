@@ -24,10 +24,13 @@ from userkv.engine.pool.messages import (
     to_wire,
 )
 from userkv.engine.pool.stats import COUNTERS, GAUGES, HISTOGRAMS
+from userkv.serving import children, launch
 from userkv.store.backend import (
     PoolUnavailableError,
 )
 from userkv.store.faults import Hang, Raise
+from userkv.store.local import backend as local_backend
+from userkv.store.mooncake import connection
 
 
 @pytest.fixture
@@ -165,6 +168,29 @@ class TestShutdown:
         bench.faulty.release()
         wait_until(lambda: not any("KVCacheStore" in thread.name for thread in threading.enumerate()))
         assert bench.faulty.calls == calls  # What waited was dropped.
+
+    def test_many_threads_that_hang_are_waited_for_together(
+        self, open_worker: Opener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(worker_half, "JOIN_SECONDS", 0.5)
+        bench = open_worker(load_threads=4)
+        saved = bench.save([0, 1])
+        bench.faulty.always(Hang(), "put", "get")
+        monkeypatch.setattr(bench.faulty, "close", lambda: None)
+        loads = [bench.load_job(saved, [6, 5], str(i)) for i in range(4)]
+        bench.step(loads=loads, saves=[bench.save_job([2, 3])])
+        wait_until(lambda: bench.faulty.calls["get"] >= 4)
+        start = time.monotonic()
+        bench.worker.shutdown()
+        assert time.monotonic() - start < 1.5
+        bench.faulty.release()
+        wait_until(lambda: not any("KVCacheStore" in thread.name for thread in threading.enumerate()))
+
+    def test_vllm_kills_nobody_who_ends_as_fast_as_he_can(self) -> None:
+        closing = max(local_backend.CLOSE_SECONDS, connection.CLOSE_SECONDS)
+        longest_answer = 3.0
+        assert worker_half.JOIN_SECONDS + longest_answer + closing < launch.WORKER_SHUTDOWN_SECONDS
+        assert launch.WORKER_SHUTDOWN_SECONDS < children.GRACE_SECONDS < launch.SHUTDOWN_SECONDS
 
     def test_what_outlives_the_shutdown_reports_to_nobody(
         self, open_worker: Opener, monkeypatch: pytest.MonkeyPatch

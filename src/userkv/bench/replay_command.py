@@ -55,7 +55,8 @@ def replay_command(args: Namespace) -> int:
     source = read_input(args)
     _tell_skipped(source.bad)
     codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
-    records, tiers = asyncio.run(_drive(source.requests, codec, target, settings))
+    with pool_options.naming_flags(args, pool):
+        records, tiers = asyncio.run(_drive(source.requests, codec, target, settings))
     report = make_report(records, phases, tiers)
     used = {
         "server": args.server,

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 class UserCacheStats:
     """What happened since the last :meth:`take`. Not thread-safe: the scheduler thread owns it.
 
+    A request counts once, when it starts first: not again after a preemption, or after a load that failed.
+
     Attributes:
         user_hits: requests that started with at least one history token from HBM.
         user_misses: requests that started with none although they asked for them.

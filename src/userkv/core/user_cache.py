@@ -57,12 +57,14 @@ class UserLookup:
         key: whose KV this is.
         request: the validated contract.
         history: the first ``history_len`` prompt tokens.
+        counted: the request is in the statistics already.
 
     """
 
     key: UserKey
     request: UserRequest
     history: TokenArray
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +180,9 @@ class UserCache:
         self.table.acquire(lookup.key)
         if not published:
             self._flight.lead(request_id, lookup.key, lookup.history)
-        if lookup.request.read:
+        # Who starts again was preempted, or what he wanted to load failed: he computes what he has counted before.
+        if lookup.request.read and not lookup.counted:
+            lookup.counted = True
             self.stats.history_tokens += len(lookup.history)
             self.stats.hit_tokens += hit_tokens
             self.stats.user_hits += hit_tokens > 0

@@ -20,7 +20,7 @@ _COUNTERS = {
     "user_hits": "Requests that started with history tokens of their user from HBM.",
     "user_misses": "Requests that started with none although they asked for them.",
     "hit_tokens": "History tokens taken from HBM.",
-    "history_tokens": "History tokens of all requests that started.",
+    "history_tokens": "History tokens of all requests that started; each request counts once.",
     "lru_evictions": "Users evicted from HBM.",
     "evicted_blocks": "KV blocks released by evictions.",
     "single_flight_waits": "Requests that waited while another one computed the same history.",

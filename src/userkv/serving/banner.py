@@ -11,6 +11,7 @@ import urllib.request
 
 import userkv
 from userkv.core.settings import MAX_USERS, MIN_FREE_BLOCKS, CacheSettings
+from userkv.serving import pool_options
 from userkv.serving.launch import LaunchPlan
 
 EXAMPLE_HISTORY_LEN = 20
@@ -55,7 +56,7 @@ def render_banner(plan: LaunchPlan, settings: CacheSettings, metrics: str) -> st
         lines.append(f"  KV cache  {blocks} blocks of {block_size} tokens, {blocks * block_size} tokens in all")
     lines.append(f"  users     {_limits(settings)}" if plan.users else "  users     off (--no-users)")
     if plan.users:
-        lines.append(f"  pool      {plan.pool}")
+        lines.append(f"  pool      {pool_options.describe(plan.pool)}")
         lines.append(
             f"Try this; sent again, its answer says cached_tokens {EXAMPLE_HISTORY_LEN}, which is the history of alice:"
         )

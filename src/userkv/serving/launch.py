@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
@@ -22,11 +23,21 @@ from userkv.serving.signals import turn_interrupts_into_sigterm
 DEFAULT_KV_CACHE_GIB = 1.0
 """KV cache on a CPU unless something says otherwise; vLLM itself would take most of the machine's memory."""
 
-SHUTDOWN_SECONDS = 10
-"""How long running requests may go on after a signal; with vLLM's own 0 it kills the engine instead of ending it."""
+SHUTDOWN_SECONDS = 30
+"""How long running requests may go on after a signal; with vLLM's own 0 it kills the engine instead of ending it.
+
+When it is over vLLM kills the engine and its workers, so what the requests take is not left for the workers to end:
+it is longer than ``WORKER_SHUTDOWN_SECONDS``.
+"""
 
 WORKER_SHUTDOWN_SECONDS = 20
-"""How long a worker may take to end before vLLM kills it."""
+"""How long a worker may take to end before vLLM kills it.
+
+It waits one after the other for transfers that run (``JOIN_SECONDS`` of ``engine/pool/worker_half.py``, 5), for answers
+that it owes the scheduler (some calls to the pool, a second each at most), and for its pool to be closed
+(``CLOSE_SECONDS`` of ``store/local/backend.py`` and ``store/mooncake/connection.py``, 10). ``GRACE_SECONDS`` of
+``children.py`` is longer than this. Whoever is killed loses only what is not in the pool's files yet.
+"""
 
 _KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 
@@ -48,7 +59,7 @@ class LaunchPlan:
         users: whether the user-granular cache is on.
         vllm_arguments: command line of vLLM's API server.
         environment: variables to set before vLLM is imported; ``None`` removes one.
-        pool: in words, where users' KV is kept outside the engine.
+        pool: options of the connector that keeps users' KV outside the engine; ``None`` without one of ours.
 
     """
 
@@ -59,7 +70,7 @@ class LaunchPlan:
     users: bool
     vllm_arguments: list[str]
     environment: dict[str, str | None] = field(default_factory=dict)
-    pool: str = "none"
+    pool: Mapping[str, Any] | None = None
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -117,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
     # Late: vLLM reads its environment when it is imported.
     from userkv.serving.server import serve
 
-    return serve(plan, verbose=args.verbose)
+    with pool_options.naming_flags(args, plan.pool):
+        return serve(plan, verbose=args.verbose)
 
 
 def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: bool) -> LaunchPlan:
@@ -150,7 +162,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         host=args.host,
         port=port,
         users=not args.no_users,
-        pool=pool_options.describe(pool),
+        pool=pool,
         vllm_arguments=[
             *("--model", model, "--served-model-name", served_name, "--host", args.host, "--port", str(port)),
             "--enable-prompt-tokens-details",

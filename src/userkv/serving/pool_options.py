@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ KINDS = ("local", "mooncake", "none")
 DIRECTORY_VARIABLE = "USERKV_POOL_DIR"
 TRANSFER_OPTIONS = ("--kv-transfer-config", "-kvt")
 """vLLM's option that chooses a KV connector."""
+
+_FLAGS = {"local_dir": "--pool-dir", "local_dram_bytes": "--pool-dram", "local_ssd_bytes": "--pool-ssd"}
+"""Options of the connector -> ours that set them."""
 
 
 def add_options(parser: argparse.ArgumentParser, default: str = "local") -> None:
@@ -66,13 +71,36 @@ def pool_settings(args: argparse.Namespace, env: Mapping[str, str], without: str
         return None
     options: dict[str, Any] = {"backend": args.pool}
     if args.pool == "local":
-        directory = args.pool_dir or env.get(DIRECTORY_VARIABLE) or str(userkv_home() / "pool")
-        options |= local | {"local_dir": str(Path(directory).expanduser().absolute())}
+        options |= local | {"local_dir": args.pool_dir or env.get(DIRECTORY_VARIABLE) or str(userkv_home() / "pool")}
     elif local:
         raise InvalidSettingError("--pool-dir, --pool-dram and --pool-ssd are for --pool local; leave them away")
     options.update(_named(args.pool_option))
-    PoolSettings.from_extra_config(options)
+    if (directory := options.get("local_dir")) and isinstance(directory, str):
+        options["local_dir"] = str(Path(directory).expanduser().absolute())
+    with naming_flags(args, options):
+        PoolSettings.from_extra_config(options)
     return options
+
+
+@contextmanager
+def naming_flags(args: argparse.Namespace, options: Mapping[str, Any] | None) -> Iterator[None]:
+    """In errors about the connector's options, call them as the user does who can set them with ours.
+
+    Args:
+        args: see :func:`pool_settings`.
+        options: what that has returned: without a pool of ours nothing is changed.
+
+    """
+    try:
+        yield
+    except InvalidSettingError as error:
+        if options is None:
+            raise
+        named = _named(args.pool_option)
+        flags = {name: flag for name, flag in _FLAGS.items() if name not in named}
+        # Whole words alone: such a name in quotes, or in a path, is somebody's value.
+        message = re.sub(r"(?<!\S)\w+(?![^\s,;])", lambda word: flags.get(word[0], word[0]), str(error))
+        raise InvalidSettingError(message) from error
 
 
 def transfer_config(options: Mapping[str, Any]) -> dict[str, Any]:

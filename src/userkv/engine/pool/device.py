@@ -99,6 +99,10 @@ class HostKVMemory(KVMemory):
     @contextlib.contextmanager
     def write(self, regions: Sequence[Region]) -> Iterator[Sequence[Region]]:
         if not hasattr(self._local, "scratch"):
+            if not self._free:
+                raise RuntimeError(
+                    f"too many threads write to KV memory that was made for writers={len(self._scratches)}"
+                )
             self._local.scratch = self._free.pop()
         scratch = self._local.scratch.address
         yield [

@@ -81,6 +81,10 @@ class MooncakeEngine:
             loaded.bad_blocks |= {job.block_ids[index] for index in read.wanted if index is not None}
         return loaded
 
+    def close(self) -> None:
+        """Let the helping threads end when they have nothing to do."""
+        self._helpers.shutdown(wait=False)
+
     def _read_extents(self, load: "_Load", job: LoadJob, layer: int | None) -> None:
         """Read extents until none is left or one has failed. Several threads do that together."""
         while (at := load.next()) is not None:

@@ -4,83 +4,24 @@ It decides nothing about bytes: it asks the pool (through :class:`AgreedPool`, w
 request, and turns them into jobs for the workers. Scheduler thread only, but for the callbacks that say so.
 """
 
-import itertools
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from userkv.core.block_table import UserEntry, longest_hit
 from userkv.core.keys import pool_uid
-from userkv.core.load_plan import ExtentRead, plan_load
+from userkv.core.load_plan import plan_load
 from userkv.core.request import UserKey
-from userkv.core.tokens import common_prefix
 from userkv.core.user_cache import UserCache, UserLookup
 from userkv.engine.pool.agreement import AgreedPool, PoolAnswer
+from userkv.engine.pool.asking import Asking
 from userkv.engine.pool.keeper import PoolKeeper
-from userkv.engine.pool.messages import LoadJob, StepJobs
-from userkv.engine.pool.saves import History, PoolSaves, Save
+from userkv.engine.pool.loads import Load, PoolLoads
+from userkv.engine.pool.messages import StepJobs
+from userkv.engine.pool.saves import History, PoolSaves
 from userkv.engine.pool.stats import PoolStats
 from userkv.store.backend import Tier
-
-ANSWER_SECONDS = 5.0
-"""How long an answer about a waiting request is trusted; Mooncake's leases, which keep its extents there, last 10 s."""
-
-BAD_SECONDS = 30.0
-"""How long a record is left alone from which a load failed, unless it is replaced before."""
-
-_MAX_BAD = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class _Asking:
-    """A request as the pool sees it, from its arrival to its end.
-
-    Attributes:
-        namespace: "" if its KV cannot be named safely, so that the pool is left alone.
-        asked_at: when the pool was asked last; 0 = never.
-        times_asked: how often it was asked.
-        answer: what it said, ``None`` before.
-        common: how many of the history's tokens the pool holds, by that answer.
-        reads: how to load all of that, planned beside the scheduler; HBM may turn out to have a head of it.
-        first_block: the first block to load.
-        hit_tokens: history tokens that HBM and pool have together.
-        load: what loading has come to, if anything is or was loaded.
-        save: a save during the forward pass that is not confirmed yet.
-        in_hbm: HBM had the whole history when the request arrived.
-        started: it has got blocks.
-
-    """
-
-    lookup: UserLookup
-    adapter_id: int
-    uid: str
-    namespace: str
-    asked_at: float = 0.0
-    times_asked: int = 0
-    answer: PoolAnswer | None = None
-    common: int = 0
-    reads: tuple[ExtentRead, ...] = ()
-    first_block: int = 0
-    hit_tokens: int = 0
-    load: "_Load | None" = None
-    save: Save | None = None
-    in_hbm: bool = False
-    started: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A load, until all ranks have reported it and after."""
-
-    request_id: str
-    user: tuple[str, str]
-    generation: int
-    tokens: int
-    tier: Tier
-    ranks_left: int
-    ok: bool = True
 
 
 class SchedulerHalf:
@@ -116,7 +57,7 @@ class SchedulerHalf:
         save_during_forward: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._pool = pool
         self._users = users
         self._saves = saves
@@ -124,25 +65,22 @@ class SchedulerHalf:
         self._block_size = block_size
         self._namespace_of = namespace_of
         self._new_weights = new_weights
-        self._loads = loads
+        self._may_load = loads
+        self._loads = PoolLoads(pool.num_ranks, clock)
         self._load_async = load_async
         self._save_during_forward = save_during_forward
         self._clock = clock
-        self._requests: dict[str, _Asking] = {}
-        self._job_ids = itertools.count(1)
-        self._new_loads: list[LoadJob] = []
-        self._loading: dict[int, _Load] = {}
-        self._bad: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
+        self._requests: dict[str, Asking] = {}
         self._over: list[str] = []
 
     def new_request(self, request_id: str, lookup: UserLookup, num_tokens: int, adapter_id: int = 0) -> None:
         """A request has arrived: ask the pool early, unless HBM has all that it could hit."""
-        asking = _Asking(lookup, adapter_id, pool_uid(lookup.key), self._namespace_of(lookup.key, adapter_id))
+        asking = Asking(lookup, adapter_id, pool_uid(lookup.key), self._namespace_of(lookup.key, adapter_id))
         self._requests[request_id] = asking
         in_hbm = longest_hit(self._users.table.get(lookup.key), lookup.history)
         asking.in_hbm = in_hbm == len(lookup.history)
-        if self._may_load(asking) and in_hbm < _wanted(lookup, num_tokens):
-            self._ask(asking)
+        if self._reads_pool(asking) and in_hbm < asking.wanted(num_tokens):
+            asking.ask(self._pool, self._block_size, self._clock())
 
     def find(self, request_id: str, num_tokens: int, aligned_local: int) -> int | None:
         """How many tokens to load behind the first ``aligned_local``, which HBM has.
@@ -153,20 +91,20 @@ class SchedulerHalf:
         """
         asking = self._requests.get(request_id)
         # Whoever has loaded once, well or not, computes the rest: nothing is tried again and again.
-        if asking is None or not self._may_load(asking) or asking.load is not None:
+        if asking is None or not self._reads_pool(asking) or asking.load is not None:
             return 0
-        wanted = _wanted(asking.lookup, num_tokens)
+        wanted = asking.wanted(num_tokens)
         local = max(aligned_local, self._users.found_tokens(request_id))
         if local >= wanted:
             return 0
-        if asking.asked_at == 0.0 or self._is_stale(asking):
-            self._ask(asking)
+        if asking.must_ask(now := self._clock()):
+            asking.ask(self._pool, self._block_size, now)
         answer = asking.answer
         if answer is None:
             return None
         hit = min(asking.common, wanted)
         record = answer.usable
-        if record is None or hit <= local or self._is_bad(asking, record.generation):
+        if record is None or hit <= local or self._loads.is_bad(asking.user, record.generation):
             return 0
         asking.first_block, asking.hit_tokens = aligned_local // self._block_size, hit
         return hit - aligned_local
@@ -177,10 +115,10 @@ class SchedulerHalf:
         if asking is None or asking.load is not None:
             return
         answer = asking.answer
-        if not asking.started and answer is not None:
+        first_start, asking.started = not asking.started, True
+        if first_start and answer is not None:
             found = (answer.tier or Tier.DRAM).value if num_external_tokens else "miss" if answer.known else "failed"
-            self.counts[f"pool_lookups_{found}"] += 1
-        asking.started = True
+            self._counts[f"pool_lookups_{found}"] += 1
         if num_external_tokens == 0:
             self._check_pool(asking)
             return
@@ -189,13 +127,11 @@ class SchedulerHalf:
         first, end = asking.first_block, -(-asking.hit_tokens // self._block_size)
         whole = first == 0 and end == -(-asking.common // self._block_size)
         reads = asking.reads if whole else plan_load(answer.usable, first, end - first)
-        job = LoadJob(next(self._job_ids), request_id, asking.uid, asking.namespace, reads, tuple(block_ids[first:end]))
-        user = (asking.uid, asking.namespace)
+        # A request's history counts once, with what it started from first; see UserCacheStats.
+        counted = num_external_tokens if first_start else 0
         tier = answer.tier or Tier.DRAM
-        asking.load = _Load(request_id, user, answer.usable.generation, num_external_tokens, tier, self._pool.num_ranks)
-        self._loading[job.job_id] = asking.load
-        self._new_loads.append(job)
-        self.counts["swapin_attempts"] += 1
+        asking.load = Load(request_id, asking.user, answer.usable.generation, tier, counted)
+        self._loads.start(asking.load, reads, block_ids[first:end])
 
     def hit_tier(self, request_id: str) -> Tier | None:
         """Where the tokens that a request loads come from."""
@@ -220,8 +156,7 @@ class SchedulerHalf:
 
     def take_jobs(self) -> StepJobs:
         """What the workers shall do with the step that is being scheduled."""
-        loads, self._new_loads = self._new_loads, []
-        jobs = StepJobs(loads)
+        jobs = StepJobs(self._loads.ship())
         if self._saves is not None and self._keeper is not None:
             self._keeper.step()
             jobs.saves = self._saves.ship()
@@ -243,22 +178,16 @@ class SchedulerHalf:
 
     def loaded(self, reports: Mapping[int, tuple[int, bool]]) -> None:
         """Workers have ended loads: for each job, how many ranks, and whether all of them succeeded."""
-        for job_id, (ranks, ok) in reports.items():
-            load = self._loading[job_id]
-            load.ranks_left -= ranks
-            load.ok &= ok
-            if not ok:
-                self._load_failed(load)
-            if load.ranks_left == 0:
-                del self._loading[job_id]
-                self.counts["swapin_successes"] += load.ok
-                self.counts[f"swapin_tokens_{load.tier.value}"] += load.tokens if load.ok else 0
+        for load in self._loads.ended(reports):
+            asking = self._requests.get(load.request_id)
+            if asking is not None:
+                self._cancel_save(asking)
 
     def take_stats(self) -> PoolStats:
         """Figures since the last call."""
         stats = PoolStats()
-        stats.count(**self.counts)
-        self.counts.clear()
+        stats.count(**self._counts, **self._loads.take_counts())
+        self._counts.clear()
         if self._saves is not None:
             stats.count(**self._saves.take_counts())
         return stats
@@ -276,7 +205,7 @@ class SchedulerHalf:
             self._keeper.written(key, entry)
             self._saves.confirm(save)
             return
-        self._keeper.save(_history(asking, entry), entry, self._trusted_answer(asking))
+        self._keeper.save(asking.history(entry), entry, self._trusted_answer(asking))
 
     def request_stopped(self, request_id: str) -> None:
         asking = self._requests.get(request_id)
@@ -292,68 +221,26 @@ class SchedulerHalf:
             self._saves.abandon()
         for asking in self._requests.values():
             # What runs goes on with the KV it has, and nothing of it is kept. What waits asks under the new name.
-            asking.answer, asking.asked_at, asking.times_asked = None, 0.0, 0
-            asking.namespace = "" if asking.started else self._namespace_of(asking.lookup.key, asking.adapter_id)
+            asking.rename("" if asking.started else self._namespace_of(asking.lookup.key, asking.adapter_id))
             self._cancel_save(asking)
 
-    def _check_pool(self, asking: _Asking) -> None:
+    def _check_pool(self, asking: Asking) -> None:
         entry = self._users.table.get(asking.lookup.key)
         may_save = asking.namespace and asking.lookup.request.write
         if self._keeper is not None and entry is not None and asking.in_hbm and may_save:
-            self._keeper.check(_history(asking, entry), entry)
+            self._keeper.check(asking.history(entry), entry)
 
-    def _trusted_answer(self, asking: _Asking) -> PoolAnswer | None:
+    def _trusted_answer(self, asking: Asking) -> PoolAnswer | None:
         """What the pool said of the user, unless something newer is known: a load that failed, a save that ended."""
         failed = asking.load is not None and not asking.load.ok
         if failed or self._keeper is None or not self._keeper.trusts(asking.lookup.key, asking.asked_at):
             return None
         return asking.answer
 
-    def _cancel_save(self, asking: _Asking) -> None:
+    def _cancel_save(self, asking: Asking) -> None:
         if asking.save is not None and self._saves is not None:
             self._saves.cancel(asking.save)
             asking.save = None
 
-    def _is_bad(self, asking: _Asking, generation: int) -> bool:
-        bad, until = self._bad.get((asking.uid, asking.namespace), (0, 0.0))
-        return bad == generation and self._clock() < until
-
-    def _may_load(self, asking: _Asking) -> bool:
-        return self._loads and asking.lookup.request.read and bool(asking.namespace)
-
-    def _is_stale(self, asking: _Asking) -> bool:
-        # Once, or a request would ask for ever where steps take longer than that.
-        old = self._clock() - asking.asked_at > ANSWER_SECONDS
-        return asking.answer is not None and old and asking.times_asked == 1
-
-    def _ask(self, asking: _Asking) -> None:
-        asked_at = asking.asked_at = self._clock()
-        asking.times_asked += 1
-        asking.answer = None
-
-        def answered(answer: PoolAnswer) -> None:  # On the RPC client's thread.
-            usable = answer.usable
-            common = 0 if usable is None else common_prefix(usable.tokens, asking.lookup.history)
-            reads = () if usable is None else plan_load(usable, 0, -(-common // self._block_size))
-            if asking.asked_at == asked_at:
-                asking.common, asking.reads = common, reads
-                asking.answer = answer  # Last: it is what the scheduler's thread looks at.
-
-        self._pool.lookup(asking.uid, asking.namespace, answered)
-
-    def _load_failed(self, load: _Load) -> None:
-        self._bad[load.user] = (load.generation, self._clock() + BAD_SECONDS)
-        if len(self._bad) > _MAX_BAD:
-            self._bad.popitem(last=False)
-        asking = self._requests.get(load.request_id)
-        if asking is not None:
-            self._cancel_save(asking)
-
-
-def _history(asking: _Asking, entry: UserEntry) -> History:
-    return History(asking.lookup.key, asking.uid, asking.namespace, entry.tokens, entry.blocks)
-
-
-def _wanted(lookup: UserLookup, num_tokens: int) -> int:
-    """How many history tokens a request can take from anywhere: the engine must compute one token."""
-    return min(len(lookup.history), num_tokens - 1)
+    def _reads_pool(self, asking: Asking) -> bool:
+        return self._may_load and asking.lookup.request.read and bool(asking.namespace)

@@ -3,30 +3,14 @@
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+import time
 from typing import Any
 
-from userkv.core.record import RecordError, UserRecord
+from userkv.engine.pool.answers import answer
 from userkv.engine.pool.device import KVMemory
 from userkv.engine.pool.gauges import PoolGauges
 from userkv.engine.pool.lookup_rpc import MooncakeLookupServer
-from userkv.engine.pool.messages import (
-    Call,
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Hello,
-    Located,
-    Lookup,
-    Remove,
-    Reply,
-    Saved,
-    SaveJob,
-    StepJobs,
-    from_wire,
-    to_wire,
-)
+from userkv.engine.pool.messages import Saved, SaveJob, StepJobs
 from userkv.engine.pool.mooncake_engine import Loaded, MooncakeEngine
 from userkv.engine.pool.stats import PoolStats
 from userkv.engine.pool.transfer import (
@@ -35,50 +19,13 @@ from userkv.engine.pool.transfer import (
     LoadTask,
     SaveTask,
 )
-from userkv.store.backend import StoreError, Tier
 from userkv.store.guarded import GuardedBackend
 from userkv.store.user_store import MooncakeUserStore
 
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 5.0
-"""How long shutdown waits for a transfer that is running."""
-
-
-def answer(store: MooncakeUserStore, call: Call) -> Reply:
-    """What this worker knows; called from the RPC server's threads."""
-    try:
-        match call:
-            case Lookup():
-                record = store.lookup(call.uid, call.namespace)
-                if record is None:
-                    return Found(call.call_id, b"", ())
-                tiers = _tiers(store.present(call.uid, call.namespace, record.extents))
-                return Found(call.call_id, record.encode(call.uid, call.namespace), tiers)
-            case Commit():
-                record = UserRecord.decode(call.record, call.uid, call.namespace)
-                result = store.commit(call.uid, call.namespace, record, call.base_generation)
-                return Committed(
-                    call.call_id,
-                    result.committed,
-                    result.record.generation,
-                    to_wire(result.garbage),
-                    result.reason,
-                )
-            case Remove():
-                store.remove_extents(call.uid, call.namespace, from_wire(call.extents))
-                return Located(call.call_id)
-            case Hello():
-                return Located(call.call_id)
-            case _:
-                tiers = _tiers(store.present(call.uid, call.namespace, from_wire(call.extents)))
-                return Located(call.call_id, tiers)
-    except (StoreError, RecordError, ValueError) as error:
-        return Failed(call.call_id, str(error))
-
-
-def _tiers(tiers: Sequence[Tier | None]) -> tuple[str, ...]:
-    return tuple("" if tier is None else tier.value for tier in tiers)
+"""How long shutdown waits for transfers that are running, for all of them together; see ``serving/launch.py``."""
 
 
 class WorkerHalf:
@@ -242,8 +189,10 @@ class WorkerHalf:
         for thread in threads:
             saves = isinstance(thread, KVCacheStoreSendingThread)
             (self._save_queue if saves else self._load_queue).put(None)
+        deadline = time.monotonic() + JOIN_SECONDS
         for thread in threads:
-            thread.join(JOIN_SECONDS)
+            thread.join(deadline - time.monotonic())
+        self._engine.close()
         self._server.close()
         self._backend.close()  # Last: it writes down what is only in memory.
 

@@ -22,8 +22,8 @@ from userkv.store.local.tiers import Tiers
 from userkv.store.local.writer import Writer
 from userkv.store.regions import region_of
 
-CLOSE_SECONDS = 30.0
-"""How long :meth:`LocalBackend.close` writes down what is only in memory."""
+CLOSE_SECONDS = 10.0
+"""How long :meth:`LocalBackend.close` writes down what is only in memory; ``serving/launch.py`` says why no longer."""
 
 PARALLEL_GETS = 2
 """One verifies what it has read while the other reads, and a disk has more than one request to work on."""
