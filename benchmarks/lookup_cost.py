@@ -112,7 +112,7 @@ def one_request(half: SchedulerHalf, users: UserCache, user: UserLookup, name: s
     thread += time.perf_counter() - at
     half.finished(name)
     half.take_jobs()
-    half.loaded(dict.fromkeys(list(half._loading), (1, True)))
+    half.loaded(dict.fromkeys(half._loads._running, (1, True)))
     return thread, answered
 
 

@@ -4,8 +4,8 @@
 
 A user is extents of up to 16 MiB, each scattered over blocks of 128 KiB, saved and loaded as the connector's worker
 does it. Everything is measured in one process, taking turns, so that a busy moment of the machine hits all rows alike;
-figures are medians. The bounds are one copy of the same bytes in memory, one read of them from a file in the kernel's
-cache, and one write of them to a new file.
+figures are medians. The bounds are one copy of the same bytes in memory, one read of them from a file (which the
+kernel has in its cache, or has to read from the disk), and one write of them to a new file.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -39,6 +39,8 @@ EXTENT = 16 * MIB
 ALIGNMENT = 64
 COPY = "copy in memory"
 READ = "read of a cached file"
+READ_DISK = "read of a file from the disk"
+SSD = "local, SSD"
 WRITE = "write of a new file"
 
 
@@ -109,11 +111,11 @@ class PoolOfUsers:
         return [Extent(self._number + i, first, len(blocks)) for i, (first, blocks) in enumerate(self._extents)]
 
 
-def read_file(descriptor: int, target: Bytes) -> None:
-    view = memoryview(target.array)
-    offset = 0
-    while offset < target.whole.nbytes:
-        offset += os.preadv(descriptor, [view[offset:]], offset)
+def read_file(path: Path, target: Bytes) -> None:
+    with path.open("rb", buffering=0) as file:
+        view = memoryview(target.array)
+        while view:
+            view = view[file.readinto(view) :]
 
 
 def write_file(path: Path, source: Bytes) -> None:
@@ -121,6 +123,15 @@ def write_file(path: Path, source: Bytes) -> None:
         view = memoryview(source.array)
         while view:
             view = view[file.write(view) :]
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """Make the kernel forget files, so that they are read from the disk next."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
 
 
 def seconds(work: Callable[[], None]) -> float:
@@ -135,7 +146,7 @@ def local_backends(directory: Path) -> Iterator[dict[str, PoolBackend]]:
     memory = 4 * max(SIZES)
     backends: dict[str, PoolBackend] = {
         "local, DRAM": LocalBackend(memory, None, 0),
-        "local, SSD": LocalBackend(0, directory / "ssd", 2 * memory),
+        SSD: LocalBackend(0, directory / "ssd", 2 * memory),
         "local, DRAM with files written behind": LocalBackend(memory, directory / "both", 2 * memory),
     }
     try:
@@ -153,9 +164,9 @@ def measure(
     pools = {name: PoolOfUsers(backend, source, target) for name, backend in backends.items()}
     for backend in backends.values():
         backend.register([source.whole, target.whole])
-    path = directory / "plain"
-    path.write_bytes(source.array.tobytes())
-    descriptor = os.open(path, os.O_RDONLY)
+    path, on_disk = directory / "plain", directory / "on disk"
+    for file in (path, on_disk):  # Two, as the kernel caches in smaller pages what it has read from a disk.
+        file.write_bytes(source.array.tobytes())
     times: dict[str, list[float]] = {}
 
     def record(row: str, work: Callable[[], None]) -> None:
@@ -163,7 +174,9 @@ def measure(
 
     for repeat in range(repeats + 2):
         record(COPY, lambda: ctypes.memmove(copy.whole.address, source.whole.address, nbytes) and None)
-        record(READ, lambda: read_file(descriptor, copy))
+        record(READ, lambda: read_file(path, copy))
+        drop_from_cache([on_disk])
+        record(READ_DISK, lambda: read_file(on_disk, copy))
         path.with_name("new").unlink(missing_ok=True)
         record(WRITE, lambda: write_file(path.with_name("new"), source))
         for name, pool in pools.items():
@@ -173,10 +186,12 @@ def measure(
             record(f"get, {name}", pool.get)
             assert np.array_equal(source.array, target.array), name
             pool.rest()
+            if name == SSD:
+                drop_from_cache(file for file in (directory / "ssd").rglob("*") if file.is_file())
+                record(f"get, {name}, from the disk", pool.get)
             pool.remove()
         if repeat == 1:  # The kernel has cleared all memory by now, and files are in its cache.
             times.clear()
-    os.close(descriptor)
     return times
 
 
@@ -188,8 +203,8 @@ def table(results: dict[int, dict[str, float]]) -> Iterator[str]:
         cells = []
         for size, medians in results.items():
             cell = f"{size / medians[row] / 1e9:.1f} ({medians[COPY] / medians[row]:.2f}x"
-            if "SSD" in row:
-                bound = READ if row.startswith("get") else WRITE
+            if SSD in row:
+                bound = WRITE if row.startswith("put") else READ_DISK if row.endswith("disk") else READ
                 cell += f", {medians[bound] / medians[row]:.2f}x the {bound.split()[0]}"
             cells.append(cell + ")")
         yield f"| {row} | {' | '.join(cells)} |"

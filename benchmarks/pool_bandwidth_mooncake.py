@@ -25,7 +25,7 @@ from pool_bandwidth import EXTENT, MIB, Bytes, seconds
 from tests.support.backends import closing
 from tests.support.mooncake import Master, owner
 
-from userkv.store.backend import PoolBackend
+from userkv.store.backend import PoolBackend, Region
 from userkv.store.mooncake.backend import MooncakeBackend
 
 USER = 64 * MIB
@@ -62,7 +62,13 @@ class Rows:
         self._executor = executor
         self._repeat = 0
         self.source, self.target = Bytes(USER, 128 << 10), Bytes(USER, 128 << 10)
+        self._sources, self._targets = (self._extents(kv) for kv in (self.source, self.target))
         backend.register([self.source.whole, self.target.whole])
+
+    @staticmethod
+    def _extents(kv: Bytes) -> list[list[Region]]:
+        per_extent = EXTENT // kv.layout.block_nbytes
+        return [kv.layout.regions(kv.blocks[i : i + per_extent], [0]) for i in range(0, len(kv.blocks), per_extent)]
 
     def works(self) -> dict[str, Callable[[], None]]:
         """The rows in the order in which they are measured."""
@@ -105,18 +111,18 @@ class Rows:
             assert client.store.get_into(self._plain, *self.target.whole) == USER
 
     def _put(self) -> None:
-        for key, parts in zip(self._keys, self.source.extents, strict=True):
+        for key, parts in zip(self._keys, self._sources, strict=True):
             self._backend.put(str(self._repeat), key, parts)
 
     def _locate(self) -> None:
         assert None not in self._backend.locate(str(self._repeat), self._keys)
 
     def _get(self) -> None:
-        for key, parts in zip(self._keys, self.target.extents, strict=True):
+        for key, parts in zip(self._keys, self._targets, strict=True):
             self._backend.get(str(self._repeat), key, parts)
 
     def _get_in_threads(self) -> None:
-        work = zip(self._keys, self.target.extents, strict=True)
+        work = zip(self._keys, self._targets, strict=True)
         list(self._executor.map(lambda it: self._backend.get(str(self._repeat), *it), work))
 
 

@@ -93,7 +93,7 @@ class LocalBackend(PoolBackend):
     def get(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         with self._operation(user) as held:
             tier = self._tiers.get(held, _digest(key), parts)
-            if tier is Tier.SSD and self._writer is not None:
+            if tier is Tier.SSD and self._writer is not None and self._dram_bytes:
                 self._writer.promote_soon(held)
             return tier
 
