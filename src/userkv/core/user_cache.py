@@ -12,7 +12,7 @@ Life of a request::
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from userkv.core.block_table import BlockPool, UserBlockTable, UserEntry, longest_hit
@@ -58,6 +58,7 @@ class UserLookup:
         request: the validated contract.
         history: the first ``history_len`` prompt tokens.
         counted: the request is in the statistics already.
+        tiers: history tokens that it did not have to compute, by where they came from (``hbm``, ``dram``, ``ssd``).
 
     """
 
@@ -65,6 +66,7 @@ class UserLookup:
     request: UserRequest
     history: TokenArray
     counted: bool = False
+    tiers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +176,7 @@ class UserCache:
         """
         if request_id in self._running:
             return
+        lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
         found = self._found.pop(request_id, _NOTHING)
         published = not lookup.request.write or found.common >= len(lookup.history)
         self._running[request_id] = _Running(lookup, found, start_tokens, published)

@@ -11,6 +11,7 @@ only if ``KV_MANAGER_FOR_GR`` is on. Each replacement calls the original.
 | ``engine.core.get_request_block_hasher`` | user requests are read in the input thread and never hashed |
 | ``InputProcessor.process_inputs`` | bad user parameters are refused before any compute |
 | ``AsyncLLM.generate`` / ``encode`` | the same before a streamed HTTP response has begun with 200 |
+| ``RequestState.make_request_output`` | outputs say which tiers a history came from |
 | ``StatLoggerManager.__init__`` / ``record`` | figures arrive in the API server |
 | ``EngineCore.set_weight_version`` | KV of other weights is not found any more, in HBM and in the pool |
 | ``EngineArgs.create_engine_config`` | unsupported engines are refused in the user's own process |
@@ -30,10 +31,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.metrics.loggers import StatLoggerManager
 
 from userkv.core.settings import VLLM_STYLE_NAMES, CacheSettings
-from userkv.engine import metrics, support
+from userkv.engine import metrics, ranking_requests, request_tiers, support
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.assemble import CONNECTOR
@@ -66,6 +68,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield scheduler_module, "KVCacheManager", KVCacheManagerForGR
     yield kv_cache_manager, "get_kv_cache_coordinator", _make_coordinator
     yield engine_core, "get_request_block_hasher", _without_users(engine_core.get_request_block_hasher)
+    yield RequestState, "make_request_output", request_tiers.to_output(RequestState.make_request_output)
     for owner, name, around in (
         (SchedulerConfig, "get_scheduler_cls", _scheduler_with_users),
         (InputProcessor, "process_inputs", _validated_inputs),
@@ -139,13 +142,14 @@ def _scheduler_with_users(original: Callable[..., type], call: Call) -> type:
 
 def _validated_inputs(original: Callable[..., Any], call: Call) -> Any:
     request = original(*call.args, **call.kwargs)
-    parse_user_request(
+    user = parse_user_request(
         user_params(request.sampling_params, request.pooling_params),
         request.prompt_token_ids,
         has_embeddings=request.prompt_embeds is not None,
         has_media=bool(request.mm_features),
         resumable=request.resumable,
     )
+    ranking_requests.check(call.arguments["self"].model_config, request.prompt_token_ids, user, request.pooling_params)
     return request
 
 
@@ -154,13 +158,14 @@ def _validated_early(original: Callable[..., Any], call: Call) -> Any:
     # A prompt that is not tokenised yet is checked in process_inputs.
     token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
     if token_ids is not None:
-        parse_user_request(
+        user = parse_user_request(
             user_params(call.arguments.get("sampling_params"), call.arguments.get("pooling_params")),
             token_ids,
             has_embeddings=prompt.get("prompt_embeds") is not None,
             has_media=prompt.get("type") == "multimodal",
             resumable=False,
         )
+        ranking_requests.check(call.arguments["self"].model_config, token_ids, user, None)
     return original(*call.args, **call.kwargs)
 
 

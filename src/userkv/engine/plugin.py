@@ -6,12 +6,17 @@ _installed = False
 
 
 def register() -> None:
-    """Install the user cache if ``KV_MANAGER_FOR_GR`` is on; otherwise leave vLLM alone.
+    """Make the ranking models known, and install the user cache if ``KV_MANAGER_FOR_GR`` is on.
+
+    Without it vLLM is left alone: the models then run on vLLM's own KV cache.
 
     Raises:
         InvalidSettingError: an environment variable of ours has a value that cannot be used.
 
     """
+    from userkv.models import registry
+
+    registry.register()
     global _installed
     if _installed or not CacheSettings.is_enabled():
         return

@@ -1,12 +1,17 @@
-"""What UserKV adds to vLLM's scheduler: single flight, and the cache's figures on their way to ``/metrics``."""
+"""What UserKV adds to vLLM's scheduler: single flight, and the cache's figures on their way to ``/metrics``.
+
+And for each request of a user, where its history came from: see ``request_tiers.py``.
+"""
 
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
+from userkv.engine import request_tiers
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.metrics import attach_snapshot
+from userkv.engine.request_adapter import lookup_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -21,6 +26,11 @@ class GRSchedulerMixin(_Base):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         return super()._handle_blocked_waiting_request(request) and not self.kv_cache_manager.must_wait(request)
+
+    def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
+        kv_params, ec_params = super()._free_request(request, delay_free_blocks)
+        lookup = lookup_of(request)
+        return kv_params if lookup is None else request_tiers.attach(kv_params, lookup.tiers), ec_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

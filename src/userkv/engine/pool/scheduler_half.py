@@ -130,6 +130,7 @@ class SchedulerHalf:
         # A request's history counts once, with what it started from first; see UserCacheStats.
         counted = num_external_tokens if first_start else 0
         tier = answer.tier or Tier.DRAM
+        asking.lookup.tiers[tier.value] = num_external_tokens
         asking.load = Load(request_id, asking.user, answer.usable.generation, tier, counted)
         self._loads.start(asking.load, reads, block_ids[first:end])
 
@@ -181,6 +182,7 @@ class SchedulerHalf:
         for load in self._loads.ended(reports):
             asking = self._requests.get(load.request_id)
             if asking is not None:
+                asking.lookup.tiers.pop(load.tier.value, None)
                 self._cancel_save(asking)
 
     def take_stats(self) -> PoolStats:

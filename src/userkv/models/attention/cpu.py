@@ -1,0 +1,148 @@
+"""Candidate isolation for decoders on a CPU: vLLM's own kernel for histories, ours for candidates.
+
+vLLM's CPU cache keeps a block's keys transposed, ``[kv_heads, d, block_size]``, and its values as ``[kv_heads,
+block_size, d]`` (measured on 0.32.0 for the kernels ``vec`` and ``vec16``; the one for AMX packs keys differently and
+is not used here).
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+
+from userkv.models.attention.isolation import CandidateRows, IsolationPlan, RequestRows
+from userkv.models.attention.metadata import plan_of
+from userkv.models.attention.softmax import merge_own
+
+
+@dataclass
+class IsolatedCPUMetadata(CPUAttentionMetadata):
+    """vLLM's metadata, as :class:`PlannedMetadata`."""
+
+    row_starts: list[int] | None = None
+    seq_lens_list: list[int] | None = None
+    block_size: int = 0
+    isolation: IsolationPlan | None = None
+
+
+class IsolatedCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Adds to vLLM's metadata what a plan is made from."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        self.isa: str
+        if self.isa == "amx":
+            self.isa = "vec"
+            self._set_isa_to_layers(self.layer_names)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> IsolatedCPUMetadata:
+        base = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        return IsolatedCPUMetadata(
+            **{field.name: getattr(base, field.name) for field in fields(base)},
+            row_starts=base.query_start_loc.tolist(),
+            seq_lens_list=base.seq_lens.tolist(),
+            block_size=self.block_size,
+        )
+
+
+class IsolatedCPUImpl(CPUAttentionBackendImpl):
+    """vLLM's attention for rows of histories; rows of candidates see the history and their own candidate."""
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: IsolatedCPUMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:
+            return output
+        plan = plan_of(attn_metadata)
+        if plan.has_history_rows:
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
+        for request in plan.requests:
+            if request.candidates is not None:
+                rows = slice(request.candidates.first, request.candidates.last)
+                output[rows] = attend(query[rows], kv_cache, request, request.candidates, self.scale)
+        return output
+
+
+class IsolatedCPUBackend(CPUAttentionBackend):
+    """vLLM's CPU backend with candidates isolated. It has vLLM's name, as vLLM asks for a known one."""
+
+    @staticmethod
+    def get_impl_cls() -> type[IsolatedCPUImpl]:
+        return IsolatedCPUImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[IsolatedCPUMetadataBuilder]:
+        return IsolatedCPUMetadataBuilder
+
+
+def isolate(attention: Attention) -> None:
+    """Give a layer that vLLM has made this backend.
+
+    Raises:
+        ValueError: it does something that candidates' rows would not get.
+
+    """
+    impl = attention.impl
+    if type(impl) is not CPUAttentionBackendImpl:
+        raise ValueError(f"candidates can be isolated in vLLM's CPU attention only, not in {type(impl).__name__}")
+    if impl.alibi_slopes is not None or impl.sliding_window != -1 or impl.logits_soft_cap or impl.sinks is not None:
+        raise ValueError("candidates cannot be isolated with ALiBi, a sliding window, a soft cap or sinks")
+    if impl.is_fp8_kv_cache:
+        raise ValueError("candidates cannot be isolated over an FP8 KV cache; leave out --kv-cache-dtype")
+    # The state is the same; only forward() differs.
+    impl.__class__ = IsolatedCPUImpl
+    attention.attn_backend = IsolatedCPUBackend
+
+
+def attend(
+    query: torch.Tensor, kv_cache: torch.Tensor, request: RequestRows, rows: CandidateRows, scale: float
+) -> torch.Tensor:
+    """Attention of a request's candidates.
+
+    Args:
+        query: ``[rows, heads, d]``.
+        kv_cache: ``[blocks, kv_heads, block_size, 2 * d]``, as vLLM allocates it.
+        request: where its history is.
+        rows: which rows these are.
+        scale: of the scores.
+
+    Returns:
+        ``[rows, heads, d]``.
+
+    """
+    num_blocks, kv_heads, block_size, _ = kv_cache.shape
+    halves = kv_cache.view(num_blocks, kv_heads, 2, block_size * query.shape[-1])
+    keys = halves[:, :, 0].view(num_blocks, kv_heads, -1, block_size)
+    values = halves[:, :, 1].view(num_blocks, kv_heads, block_size, -1)
+    own_keys = keys[rows.own_blocks, :, :, rows.own_offsets]
+    own_values = values[rows.own_blocks, :, rows.own_offsets]
+    history = lse = None
+    if request.history_len:
+        size = request.history_len
+        # Transposed back: the kernel wants the last dimension to be dense, and does not check it.
+        seen_keys = keys[request.blocks].permute(1, 0, 3, 2).flatten(1, 2)[:, :size].contiguous()
+        seen_values = values[request.blocks].transpose(0, 1).flatten(1, 2)[:, :size]
+        # The kernel behind scaled_dot_product_attention, which tells the log-sum-exp, too. Heads may share keys.
+        history, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query.transpose(0, 1).unsqueeze(0), seen_keys.unsqueeze(0), seen_values.unsqueeze(0), scale=scale
+        )
+        history, lse = history[0].transpose(0, 1), lse[0].transpose(0, 1)
+    return merge_own(query, own_keys, own_values, rows, scale, history, lse).to(query.dtype)

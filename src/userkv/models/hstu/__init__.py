@@ -1,0 +1,1 @@
+"""HSTU: a transducer with pointwise attention, trained and served."""

@@ -1,0 +1,20 @@
+"""Makes the ranking models known to transformers and vLLM. Cheap: the models are imported when they are used."""
+
+from transformers import AutoConfig
+from vllm.model_executor.models import ModelRegistry
+from vllm.v1.attention.backends.registry import register_backend
+
+from userkv.models.hstu.config import ARCHITECTURE, MODEL_TYPE, HSTUConfig
+
+MODELS = {
+    ARCHITECTURE: "userkv.models.hstu.ranker:HSTURanker",
+    "Qwen3Ranker": "userkv.models.qwen3:Qwen3Ranker",
+}
+
+
+def register() -> None:
+    """Register everything; may be called again."""
+    AutoConfig.register(MODEL_TYPE, HSTUConfig, exist_ok=True)
+    register_backend("USERKV_HSTU", "userkv.models.hstu.attention.HSTUBackend")
+    for name, place in MODELS.items():
+        ModelRegistry.register_model(name, place)

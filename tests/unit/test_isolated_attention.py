@@ -1,0 +1,86 @@
+"""Attention with isolated candidates over a paged cache equals dense attention with a mask, for any cut of any step."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.ranking_steps import Shape, Step, shapes
+from userkv.models.attention.cpu import attend
+from userkv.models.attention.silu import silu_attention
+
+steps = st.lists(shapes(), min_size=1, max_size=4)
+
+
+class TestSilu:
+    """HSTU."""
+
+    @given(steps, st.booleans(), st.integers(0, 9))
+    def test_equals_dense(self, chosen: list[Shape], with_bias: bool, seed: int) -> None:
+        step = Step(chosen, seed=seed, block_size=16)
+        bias = torch.randn(64, generator=torch.Generator().manual_seed(seed)) if with_bias else None
+
+        def weigh(scores: torch.Tensor, mask: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+            return F.silu(scores + (0 if bias is None else bias[distance])) * mask / 50
+
+        torch.testing.assert_close(silu(step, bias), step.dense(weigh), atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("shape", [Shape(300, (1,) * 200, 0, 500), Shape(300, (2,) * 100, 150, 340)])
+    def test_more_rows_than_a_tile(self, shape: Shape) -> None:
+        step = Step([shape])
+        bias = torch.randn(400)
+
+        def weigh(scores: torch.Tensor, mask: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+            return F.silu(scores + bias[distance]) * mask / 50
+
+        torch.testing.assert_close(silu(step, bias), step.dense(weigh), atol=1e-5, rtol=1e-5)
+
+
+def silu(step: Step, bias: torch.Tensor | None) -> torch.Tensor:
+    cache = torch.full((step.num_blocks, step.heads, step.block_size, 2 * step.size), 1e6)
+
+    def put(block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        cache[block, :, offset] = torch.cat((key, value), -1)
+
+    step.write(put)
+    out = torch.full_like(step.query, torch.nan)
+    silu_attention(step.query, cache, step.plan, step.size**-0.5, bias, 50.0, out)
+    return out
+
+
+class TestSoftmax:
+    """Decoders on a CPU: rows of candidates."""
+
+    @given(steps, st.sampled_from([1, 2, 4]), st.integers(0, 9))
+    def test_candidates_equal_dense(self, chosen: list[Shape], kv_heads: int, seed: int) -> None:
+        step = Step(chosen, kv_heads=kv_heads, seed=seed)
+        cache = torch.full((step.num_blocks, kv_heads, step.block_size, 2 * step.size), 1e6)
+        halves = cache.view(step.num_blocks, kv_heads, 2, -1)
+        keys = halves[:, :, 0].view(step.num_blocks, kv_heads, step.size, step.block_size)
+        values = halves[:, :, 1].view(step.num_blocks, kv_heads, step.block_size, step.size)
+
+        def put(block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+            keys[block, :, :, offset] = key
+            values[block, :, offset] = value
+
+        step.write(put)
+
+        def weigh(scores: torch.Tensor, mask: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
+            return scores.masked_fill(~mask, -torch.inf).softmax(-1)
+
+        dense = step.dense(weigh)
+        for request in step.plan.requests:
+            if request.candidates is not None:
+                rows = slice(request.candidates.first, request.candidates.last)
+                out = attend(step.query[rows], cache, request, request.candidates, step.size**-0.5)
+                torch.testing.assert_close(out, dense[rows], atol=1e-5, rtol=1e-5)
+
+    def test_scores_far_apart_do_not_overflow(self) -> None:
+        step = Step([Shape(5, (2, 1), 5, 3)], kv_heads=4)
+        step.query *= 1e4
+        cache = torch.zeros(step.num_blocks, 4, step.block_size, 2 * step.size)
+        (request,) = step.plan.requests
+        assert request.candidates is not None
+        out = attend(step.query, cache, request, request.candidates, 1.0)
+        assert torch.isfinite(out).all()
