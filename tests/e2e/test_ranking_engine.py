@@ -1,12 +1,14 @@
 """Ranking on real vLLM: scores equal those of models without any cache, whatever the cache and the batch look like."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.engine import metric
 from tests.support.ranking_engine import (
     RankAsk,
     RankingEngine,
@@ -32,11 +34,12 @@ class Subject:
     ) -> None:
         self.engine = engine
         self.tolerance = tolerance
+        self.from_pool = 0
         self._expected = expected
         self._items = items
 
     def check(self, *asks: RankAsk) -> list[int]:
-        """Rank them at once; returns the cached tokens of each."""
+        """Rank them at once; returns the cached tokens of each. What came from the pool: ``from_pool``."""
         ranked = self.engine.rank(*asks)
         for ask, result in zip(asks, ranked, strict=True):
             assert result.scores.shape == (len(ask.candidates), len(self.engine.spec.tasks))
@@ -48,6 +51,7 @@ class Subject:
                 msg=lambda text, ask=ask: f"{ask}: {text}",
             )
             assert sum(result.tiers.values()) == (result.cached if ask.user is not None else 0)
+        self.from_pool = sum(result.tiers.get("dram", 0) for result in ranked)
         return [result.cached for result in ranked]
 
     def draw(self, rng: random.Random, count: int) -> list[int]:
@@ -57,7 +61,7 @@ class Subject:
 
 @pytest.fixture(scope="module", params=["hstu", "qwen3"])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    """A cache of 1,280 tokens and steps of 128: candidates are split, users evicted, requests preempted."""
+    """A cache of 1,280 tokens, steps of 128, and a pool: candidates are split, users evicted, requests preempted."""
     if request.param == "hstu":
         model = write_hstu(tmp_path_factory.mktemp("hstu"))
         expected: Callable[[Path, RankAsk], torch.Tensor] = hstu_scores
@@ -70,6 +74,12 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         max_model_len=1024,
         max_num_batched_tokens=128,
         max_num_seqs=6,
+        kv_transfer_config={
+            "kv_connector": "MooncakeUserStoreConnector",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"backend": "local", "local_dram_bytes": 2**27},
+        },
     ) as engine:
         items = 250**2 if request.param == "hstu" else 2168**2
         yield Subject(engine, lambda ask: expected(model, ask), TOLERANCES[request.param], items)
@@ -111,6 +121,23 @@ def test_one_run_per_candidate_is_what_isolation_means() -> None:
     ask = RankAsk([rng.randrange(2168**2) for _ in range(40)], [rng.randrange(2168**2) for _ in range(4)])
     ones = torch.tensor([[qwen3_score_of_one(model, ask.history, candidate)] for candidate in ask.candidates])
     torch.testing.assert_close(qwen3_scores(model, ask), ones, atol=1e-5, rtol=0)
+
+
+def test_from_the_pool(subject: Subject) -> None:
+    """A user who has left HBM is loaded, in whole or behind what HBM still has of him."""
+    rng = random.Random(9)
+    history = subject.draw(rng, 150)
+    before = metric("userkv_pool_saves_total", result="committed")
+    for number in range(4):  # The user, and three more who push him out.
+        subject.check(RankAsk(subject.draw(rng, 190) if number else history, subject.draw(rng, 3), f"pool {number}"))
+        deadline = time.monotonic() + 30
+        while metric("userkv_pool_saves_total", result="committed") <= before + number:
+            assert time.monotonic() < deadline
+            subject.check(RankAsk([], subject.draw(rng, 1)))  # Figures and commits travel with steps.
+    assert subject.check(RankAsk(history + subject.draw(rng, 10), subject.draw(rng, 33), "pool 0")) == [300]
+    assert subject.from_pool == 300
+    assert subject.check(RankAsk(history, subject.draw(rng, 8), "pool 0")) == [300]
+    assert subject.from_pool == 0
 
 
 def test_order_and_company_do_not_matter(subject: Subject) -> None:
