@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import userkv
 from userkv.bench import cli as bench_cli
 from userkv.core.errors import UserKVError
-from userkv.serving import launch, pool_command
+from userkv.serving import launch, pool_command, rank_command
+from userkv.train import cli as train_cli
 
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # What a shell reports for SIGINT.
@@ -24,8 +25,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"userkv {userkv.__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     launch.add_parser(subparsers)
+    rank_command.add_parser(subparsers)
     pool_command.add_parser(subparsers)
     bench_cli.add_parsers(subparsers)
+    train_cli.add_parser(subparsers)
     return parser
 
 

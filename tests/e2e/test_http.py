@@ -63,6 +63,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             "-m",
             "userkv.cli",
             "serve",
+            "--model",
+            "userkv-demo",
             "--port",
             "0",
             "--block-size",

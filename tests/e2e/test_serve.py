@@ -2,69 +2,22 @@
 
 import json
 import os
-import queue
 import signal
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from userkv.serving.banner import EXAMPLE_HISTORY_LEN, EXAMPLE_PROMPT
+from tests.support.server import START_SECONDS, STOP_SECONDS, Server
+from userkv.serving.banner import EXAMPLE_HISTORY_ITEMS, EXAMPLE_HISTORY_LEN
 
 pytestmark = pytest.mark.e2e
 
-START_SECONDS = 300
-STOP_SECONDS = 60
-
-
-class Server:
-    """A running ``userkv serve``; its output (stdout and stderr together) is read all the time."""
-
-    def __init__(self, home: Path, *options: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "userkv.cli", "serve", "--port", "0", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "USERKV_HOME": str(home)},
-            start_new_session=True,  # A group of its own, so that it can be sent Ctrl-C as a terminal does.
-        )
-        self.lines: list[str] = []
-        self._queue: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
-
-    def wait_for(self, start: str) -> str:
-        """The first line that starts so; fails when the output ends before."""
-        deadline = time.monotonic() + START_SECONDS
-        while (line := self._queue.get(timeout=deadline - time.monotonic())) is not None:
-            self.lines.append(line)
-            if line.startswith(start):
-                return line
-        raise AssertionError(f"no line starts with {start!r}:\n" + "\n".join(self.lines))
-
-    def interrupt(self) -> int:
-        """Press Ctrl-C; returns the exit code."""
-        os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait(STOP_SECONDS)
-
-    def rest(self) -> str:
-        """What was printed after the last awaited line, up to the end of output."""
-        lines = []
-        while (line := self._queue.get(timeout=STOP_SECONDS)) is not None:
-            lines.append(line)
-        return "\n".join(lines)
+EXAMPLE_HISTORY_TOKENS = 2 * EXAMPLE_HISTORY_ITEMS
 
 
 @pytest.fixture
@@ -81,7 +34,7 @@ def servers() -> Iterator[list[Server]]:
             os.killpg(server.process.pid, signal.SIGKILL)
 
 
-def paste(command: str) -> dict[str, object]:
+def paste(command: str) -> dict[str, Any]:
     done = subprocess.run(["bash", "-c", f"{command} --fail"], capture_output=True, text=True, timeout=120, check=True)
     answer = json.loads(done.stdout)
     assert isinstance(answer, dict)
@@ -93,18 +46,16 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     servers.append(server)
     curl = server.wait_for("curl ")
     printed = "\n".join(server.lines)
-    assert "serves userkv-demo on http://127.0.0.1:" in printed
+    assert "serves userkv-demo-ranker on http://127.0.0.1:" in printed
     assert str(home / "models") in printed
     assert "at most 7 " in printed
     assert "Traceback" not in printed
 
     first, second = paste(curl), paste(curl)
-    assert first["choices"] == second["choices"]
-    for answer, cached in ((first, 0), (second, EXAMPLE_HISTORY_LEN)):
-        usage = answer["usage"]
-        assert isinstance(usage, dict)
-        assert usage["prompt_tokens"] == len(EXAMPLE_PROMPT)
-        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+    assert first["ranking"] == second["ranking"]
+    for answer, cached in ((first, 0), (second, EXAMPLE_HISTORY_TOKENS)):
+        assert answer["usage"]["history_tokens"] == EXAMPLE_HISTORY_TOKENS
+        assert answer["usage"]["cached_tokens"]["total"] == cached
 
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert len(children) >= 2  # Engine and worker at least.
@@ -116,13 +67,22 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     server = Server(home, "--kv-cache-gib", "0.25")
     servers.append(server)
     again = paste(server.wait_for("curl "))
-    assert again["choices"] == first["choices"]
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == EXAMPLE_HISTORY_LEN
+    assert again["ranking"] == first["ranking"]
+    assert again["usage"]["cached_tokens"]["ssd"] == EXAMPLE_HISTORY_TOKENS
     assert str(home / "pool") in "\n".join(server.lines)
     second_server = Server(home)
     servers.append(second_server)
     second_server.wait_for("userkv: --pool-dir ")
     assert second_server.process.wait(STOP_SECONDS) == 2
+    assert server.interrupt() == 0
+
+
+def test_a_decoder_is_served_with_completions(home: Path, servers: list[Server]) -> None:
+    server = Server(home, "--model", "userkv-demo", "--kv-cache-gib", "0.25")
+    servers.append(server)
+    curl = server.wait_for("curl ")
+    for cached in (0, EXAMPLE_HISTORY_LEN):
+        assert paste(curl)["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
     assert server.interrupt() == 0
 
 

@@ -9,7 +9,8 @@ import userkv
 
 ROOT = Path(userkv.__file__).parent
 ABOVE = {
-    "core": {"store", "engine", "serving", "bench", "cli"},
+    "core": {"client", "store", "engine", "serving", "bench", "cli"},
+    "client": {"store", "engine", "serving", "bench", "cli"},
     "store": {"engine", "serving", "bench", "cli"},
     "engine": {"serving", "bench", "cli"},
     "serving": {"bench", "cli"},
@@ -34,5 +35,7 @@ def test_imports_point_downwards(path: Path) -> None:
     for name in imports(path):
         package, *rest = name.split(".")
         assert not (package == "userkv" and rest and rest[0] in ABOVE.get(layer, ())), name
+        if layer in ("core", "store", "client"):
+            assert package not in ("vllm", "torch", "transformers", "prometheus_client"), name
         if layer in ("core", "store"):
-            assert package not in ("vllm", "torch", "transformers", "aiohttp", "prometheus_client"), name
+            assert package not in ("aiohttp", "requests"), name

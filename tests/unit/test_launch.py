@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import os
@@ -6,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from userkv import cli
 from userkv.core.errors import UserKVError
 from userkv.core.settings import CacheSettings
-from userkv.serving import banner, launch, pool_options
+from userkv.serving import banner, launch, pool_options, served_model
 from userkv.serving.launch import LaunchPlan
 
 
@@ -53,14 +55,48 @@ def test_defaults_for_a_given_model(model: str) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "20",
+        "VLLM_PLUGINS": result.environment["VLLM_PLUGINS"],
         "HF_HUB_OFFLINE": "1",
     }
+    assert not {"--runner", "--skip-tokenizer-init"} & {*result.vllm_arguments}
 
 
-def test_demo_model_is_the_default(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
-    monkeypatch.setattr(launch, "ensure_demo_model", lambda: Path(model))
-    result = plan([])
-    assert (result.model, result.served_name) == (model, "userkv-demo")
+def test_plugins_that_add_routes_are_loaded_and_no_other_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = metadata.EntryPoints(
+        metadata.EntryPoint(name, "module:value", group)
+        for name, group in (
+            ("userkv", "vllm.general_plugins"),
+            ("userkv", "vllm.endpoint_plugins"),
+            ("theirs", "vllm.platform_plugins"),
+            ("other", "console_scripts"),
+        )
+    )
+    monkeypatch.setattr(metadata, "entry_points", lambda: found)
+    assert launch.plugins({}) == "theirs,userkv"
+    assert launch.plugins({"VLLM_PLUGINS": "userkv,mine"}) == "userkv,mine"
+
+
+def test_a_ranking_model_pools(model: str) -> None:
+    config = Path(model) / "config.json"
+    config.write_text(json.dumps({"userkv_ranking": {"candidate_marker": 3}}))
+    result = plan(["--model", model])
+    assert result.ranks
+    assert values(result.vllm_arguments, "--runner") == ["pooling"]
+    assert "--skip-tokenizer-init" in result.vllm_arguments
+    (Path(model) / "tokenizer.json").touch()
+    assert "--skip-tokenizer-init" not in plan(["--model", model]).vllm_arguments
+    config.write_text(json.dumps({"userkv_ranking": {"score": "label"}}))
+    result = plan(["--model", model])
+    assert result.ranks
+    assert "--runner" not in result.vllm_arguments
+
+
+@pytest.mark.parametrize("argv", [[], ["--model", "userkv-demo-ranker"], ["--model", "userkv-demo"]])
+def test_bundled_models(monkeypatch: pytest.MonkeyPatch, model: str, argv: list[str]) -> None:
+    ensure = "ensure_demo_model" if argv[-1:] == ["userkv-demo"] else "ensure_demo_ranker"
+    monkeypatch.setattr(served_model, ensure, lambda: Path(model))
+    result = plan(argv)
+    assert (result.model, result.served_name) == (model, argv[-1] if argv else "userkv-demo-ranker")
     assert values(result.vllm_arguments, "--dtype") == ["float32"]
     assert values(result.vllm_arguments, "--max-model-len") == ["16384"]
 
@@ -248,6 +284,15 @@ def test_banner_without_metrics_or_limits() -> None:
     assert "any number" in banner.render_banner(example(), CacheSettings(max_users=0), "")
     assert "no limit" in banner.render_banner(example(), CacheSettings(lru=False), "")
     assert "off (--no-users)" in banner.render_banner(example(users=False), CacheSettings(), "")
+
+
+def test_curl_line_of_a_ranking_model(tmp_path: Path) -> None:
+    (tmp_path / "items.json").write_text(json.dumps(list(range(100, 120))))
+    words = shlex.split(banner.curl_line(dataclasses.replace(example(), model=str(tmp_path), ranks=True)))
+    assert words[2].endswith("/v1/rank")
+    body = json.loads(words[-1])
+    assert body["history"] + body["candidates"] == list(range(100, 112))
+    assert body["user_id"] == "alice"
 
 
 def test_curl_line_survives_the_shell() -> None:

@@ -21,11 +21,16 @@ _KEPT_EXAMPLES = 5
 
 
 class Event(NamedTuple):
-    """One interaction. user: any non-blank name; time: seconds since the epoch; item: non-negative item id."""
+    """One interaction.
+
+    user: any non-blank name; time: seconds since the epoch; item: non-negative item id. signals: what else the log
+    says about it, for training (a rating, a click); empty unless the reader was asked for it.
+    """
 
     user: str
     time: float
     item: int
+    signals: tuple[float | str, ...] = ()
 
 
 class BadValueError(ValueError):

@@ -14,12 +14,14 @@ from typing import Any
 from userkv.bench import options
 from userkv.bench.events import BadLines
 from userkv.bench.inputs import Input, read_input
+from userkv.bench.rank_target import RankTarget, codec_of, find_ranking_model
 from userkv.bench.replay import Record, Replay, ReplaySettings
 from userkv.bench.report import Report, make_report
 from userkv.bench.table import table
 from userkv.bench.target import Target
 from userkv.bench.tiers import Tiers
 from userkv.bench.workload import WorkRequest
+from userkv.client import RankInfo
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
 from userkv.serving import pool_options
@@ -50,16 +52,24 @@ def replay_command(args: Namespace) -> int:
     engine_args = options.key_values("--engine-arg", args.engine_arg)
     pool = _pool(args, engine_args)
     target = _target(args, engine_args, DEMO_ENGINE_ARGUMENTS if demo else {}, pool)
-    vocab_size = _vocab_size(args)
+    ranking = _ranking_model(args)
+    vocab_size = ranking.item_vocab_size if ranking and args.vocab_size is None else _vocab_size(args)
     digits = None if args.digits is None else options.whole_number("--digits", args.digits)
     source = read_input(args)
     _tell_skipped(source.bad)
-    codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
+    if ranking is not None and digits is None and args.vocab_size is None:
+        codec = codec_of(ranking)
+    else:
+        codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
+    if ranking is not None:
+        timeout_s = options.number("--timeout", args.timeout)
+        target = RankTarget(args.server, codec, model=args.model, timeout_s=timeout_s)
     with pool_options.naming_flags(args, pool):
         records, tiers = asyncio.run(_drive(source.requests, codec, target, settings))
     report = make_report(records, phases, tiers)
     used = {
         "server": args.server,
+        "endpoint": None if args.server is None else "/v1/completions" if ranking is None else "/v1/rank",
         "offline": args.offline,
         "engine_args": list(args.engine_arg),
         "pool": pool,
@@ -140,6 +150,18 @@ def _target(
     if pool is not None:
         engine_args["kv_transfer_config"] = pool_options.transfer_config(pool)
     return EngineTarget(model_dir, engine_args, users=not args.no_users, max_tokens=max_tokens, timeout_s=timeout_s)
+
+
+def _ranking_model(args: Namespace) -> RankInfo | None:
+    """What the server's ranking model takes; None if there is no such server, and completions are to be asked for."""
+    if args.server is None:
+        return None
+    found = asyncio.run(find_ranking_model(args.server, options.number("--timeout", args.timeout)))
+    if found is not None and args.no_users:
+        raise InvalidSettingError(
+            "A ranking request names its user: leave --no-users out, and start the server with userkv serve --no-users."
+        )
+    return found
 
 
 def _vocab_size(args: Namespace) -> int:

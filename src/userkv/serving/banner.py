@@ -8,11 +8,14 @@ import shlex
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import Any
 
 import userkv
 from userkv.core.settings import MAX_USERS, MIN_FREE_BLOCKS, CacheSettings
 from userkv.serving import pool_options
 from userkv.serving.launch import LaunchPlan
+from userkv.serving.served_model import example_items
 
 EXAMPLE_HISTORY_LEN = 20
 EXAMPLE_PROMPT = [
@@ -20,6 +23,9 @@ EXAMPLE_PROMPT = [
     *(52, 2186, 30, 2240),
 ]
 """Ten items of history and two candidates in the demo model's vocabulary: each item is an ``a`` and a ``b`` token."""
+
+EXAMPLE_HISTORY_ITEMS = 10
+"""Items of history in the ranking example; two candidates follow."""
 
 _POLL_SECONDS = 0.25
 
@@ -57,9 +63,7 @@ def render_banner(plan: LaunchPlan, settings: CacheSettings, metrics: str) -> st
     lines.append(f"  users     {_limits(settings)}" if plan.users else "  users     off (--no-users)")
     if plan.users:
         lines.append(f"  pool      {pool_options.describe(plan.pool)}")
-        lines.append(
-            f"Try this; sent again, its answer says cached_tokens {EXAMPLE_HISTORY_LEN}, which is the history of alice:"
-        )
+        lines.append("Try this; sent again, its answer says in cached_tokens that alice's history was not computed:")
     else:
         lines.append("Try this:")
     lines.append(curl_line(plan))
@@ -67,16 +71,25 @@ def render_banner(plan: LaunchPlan, settings: CacheSettings, metrics: str) -> st
 
 
 def curl_line(plan: LaunchPlan) -> str:
-    """A shell command that sends one ranking request with a user, and works when pasted."""
-    body = {
-        "model": plan.served_name,
+    """A shell command that sends one request with a user, and works when pasted."""
+    path, fields = ("/v1/rank", _ranking(plan)) if plan.ranks else ("/v1/completions", _completion())
+    header = shlex.quote("Content-Type: application/json")
+    body = shlex.quote(json.dumps({"model": plan.served_name, **fields}))
+    return f"curl -sS {base_url(plan)}{path} -H {header} -d {body}"
+
+
+def _ranking(plan: LaunchPlan) -> dict[str, Any]:
+    items = example_items(Path(plan.model))
+    return {"user_id": "alice", "history": items[:EXAMPLE_HISTORY_ITEMS], "candidates": items[EXAMPLE_HISTORY_ITEMS:]}
+
+
+def _completion() -> dict[str, Any]:
+    return {
         "prompt": EXAMPLE_PROMPT,
         "max_tokens": 1,
         "temperature": 0,
         "kv_transfer_params": {"user_id": "alice", "history_len": EXAMPLE_HISTORY_LEN},
     }
-    header = shlex.quote("Content-Type: application/json")
-    return f"curl -sS {base_url(plan)}/v1/completions -H {header} -d {shlex.quote(json.dumps(body))}"
 
 
 def _limits(settings: CacheSettings) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 DEMO_MODEL_NAME = "userkv-demo"
+DEMO_RANKER_NAME = "userkv-demo-ranker"
 VOCAB_SIZE = 4352
 """Tokens in the vocabulary: the reserved ones and two digit ranges of equal size."""
 
@@ -54,6 +55,24 @@ _DEFINITION: dict[str, Any] = {
 }
 
 
+_RANKER: dict[str, Any] = {
+    "architectures": ["Qwen3Ranker"],
+    "mrope_section": [1, 1, 1],  # Three numbers per token for the model; see RankingFormat.positions.
+    "userkv_ranking": {
+        "candidate_marker": CANDIDATE_TOKEN_ID,
+        "score": "logprob",
+        "tasks": ["logprob"],
+        "items": {
+            "kind": "codec",
+            "base": (VOCAB_SIZE - NUM_RESERVED_TOKENS) // 2,
+            "digits": 2,
+            "reserved": NUM_RESERVED_TOKENS,
+        },
+    },
+}
+"""What makes a ranking model of the demo model."""
+
+
 def userkv_home() -> Path:
     """Directory of everything that UserKV keeps on disk: ``$USERKV_HOME``, else ``~/.cache/userkv``."""
     return Path(os.environ.get("USERKV_HOME") or Path.home() / ".cache" / "userkv").expanduser()
@@ -74,6 +93,11 @@ def vocabulary(vocab_size: int = VOCAB_SIZE) -> list[str]:
 def ensure_demo_model(root: Path | None = None) -> Path:
     """The directory of the demo model, written first if it is not there yet (about 2 s, 22 MB)."""
     return ensure_model(root=root)
+
+
+def ensure_demo_ranker(root: Path | None = None) -> Path:
+    """The same weights as a ranking model: a candidate's score is the log-probability of its two tokens."""
+    return ensure_model(_RANKER, root=root, name=DEMO_RANKER_NAME)
 
 
 def ensure_model(
@@ -122,7 +146,7 @@ def _write_model(definition: Mapping[str, Any], seed: int, directory: Path) -> N
     from safetensors.torch import save_file
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    config = Qwen3Config(**definition, architectures=["Qwen3ForCausalLM"], dtype="float32")
+    config = Qwen3Config(**{"architectures": ["Qwen3ForCausalLM"], **definition}, dtype="float32")
     with torch.device("meta"):  # Only names and shapes are wanted of it.
         parameters = dict(Qwen3ForCausalLM(config).named_parameters())
     # numpy's generator gives the same numbers with every version of torch and on every CPU, so engines on different

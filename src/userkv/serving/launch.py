@@ -17,7 +17,8 @@ from typing import Any
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
 from userkv.serving import pool_options
-from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, ensure_demo_model
+from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, DEMO_RANKER_NAME
+from userkv.serving.served_model import is_ranking_model, ranking_arguments, resolve_model
 from userkv.serving.signals import turn_interrupts_into_sigterm
 
 DEFAULT_KV_CACHE_GIB = 1.0
@@ -60,6 +61,7 @@ class LaunchPlan:
         vllm_arguments: command line of vLLM's API server.
         environment: variables to set before vLLM is imported; ``None`` removes one.
         pool: options of the connector that keeps users' KV outside the engine; ``None`` without one of ours.
+        ranks: whether the model is one for ``/v1/rank``.
 
     """
 
@@ -71,6 +73,7 @@ class LaunchPlan:
     vllm_arguments: list[str]
     environment: dict[str, str | None] = field(default_factory=dict)
     pool: Mapping[str, Any] | None = None
+    ranks: bool = False
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,7 +85,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_EPILOG,
         allow_abbrev=False,  # An abbreviation of ours may be an option of vLLM's.
     )
-    parser.add_argument("--model", help="directory of a model, or its name on a hub (default: the bundled demo model)")
+    parser.add_argument(
+        "--model",
+        default=DEMO_RANKER_NAME,
+        help="directory of a model, its name on a hub, or a bundled one: userkv-demo-ranker ranks, userkv-demo "
+        "generates (default: %(default)s)",
+    )
     parser.add_argument("--served-model-name", metavar="NAME", help="name of the model in the API")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0 picks one (default: %(default)s)")
@@ -154,8 +162,8 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     model = resolve_model(args.model)
     if Path(model).is_dir():
         environment["HF_HUB_OFFLINE"] = env.get("HF_HUB_OFFLINE", "1")
-    demo = args.model is None
-    served_name = args.served_model_name or (DEMO_MODEL_NAME if demo else model)
+    demo = args.model in (DEMO_MODEL_NAME, DEMO_RANKER_NAME)
+    served_name = args.served_model_name or (args.model if demo else model)
     return LaunchPlan(
         model=model,
         served_name=served_name,
@@ -163,12 +171,14 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         port=port,
         users=not args.no_users,
         pool=pool,
+        ranks=is_ranking_model(Path(model)),
         vllm_arguments=[
             *("--model", model, "--served-model-name", served_name, "--host", args.host, "--port", str(port)),
             "--enable-prompt-tokens-details",
             "--enable-prefix-caching",
             *("--shutdown-timeout", str(SHUTDOWN_SECONDS)),
             *(_as_options(DEMO_ENGINE_ARGUMENTS) if demo else ()),
+            *ranking_arguments(Path(model)),
             *pool_options.transfer_arguments(pool),
             *_kv_cache_arguments(args.kv_cache_gib, env, on_cpu),
             *(() if args.verbose else ("--uvicorn-log-level", "warning")),
@@ -203,6 +213,7 @@ def _environment(args: argparse.Namespace, env: Mapping[str, str]) -> dict[str, 
     # A worker writes down what its pool holds in memory only, before it ends.
     name = "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"
     environment[name] = env.get(name, str(WORKER_SHUTDOWN_SECONDS))
+    environment["VLLM_PLUGINS"] = plugins(env)
     environment["VLLM_NO_USAGE_STATS"] = env.get("VLLM_NO_USAGE_STATS", "1")
     environment["VLLM_LOGGING_LEVEL"] = env.get("VLLM_LOGGING_LEVEL", "INFO" if args.verbose else "WARNING")
     if args.kv_cache_gib is not None:
@@ -242,18 +253,17 @@ def check_plugin(env: Mapping[str, str]) -> None:
         raise UserKVError(f"VLLM_PLUGINS={allowed!r} keeps vLLM from loading userkv; add userkv to it")
 
 
-def resolve_model(model: str | None) -> str:
-    """The directory of a local model, the demo model's for ``None``, or a hub's ``owner/name`` as it is."""
-    if model is None:
-        return str(ensure_demo_model())
-    directory = Path(model).expanduser()
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise UserKVError(f"the model directory {model} has no config.json; name the directory that holds it")
-        return str(directory)
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise UserKVError(f"there is no model directory {model}; give --model an existing one, or none for the demo")
-    return model
+def plugins(env: Mapping[str, str]) -> str:
+    """``VLLM_PLUGINS`` with which ``/v1/rank`` is served and nothing else changes.
+
+    vLLM loads plugins that add HTTP routes only if they are named there, and then of all kinds those alone.
+    """
+    allowed = env.get("VLLM_PLUGINS")
+    if allowed is not None:
+        return allowed
+    found = metadata.entry_points()
+    groups = [found.select(group=group) for group in found.groups if group.startswith("vllm.")]
+    return ",".join(sorted({entry.name for group in groups for entry in group}))
 
 
 def available_port(host: str, port: int) -> int:

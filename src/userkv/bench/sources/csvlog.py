@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"-?[0-9]{1,30}(\.[0-9]{0,30})?([eE][+-]?[0-9]{1,2})?", re.
 class CsvLog:
     """Where a log keeps user, item and time, and how many of its time units make a second.
 
-    numeric: further columns that have to be there and hold numbers, though they are not used.
+    numeric: further columns that have to be there and hold numbers; events carry those that are also in ``signals``.
     """
 
     user: str
@@ -27,6 +27,7 @@ class CsvLog:
     time: str
     units_per_second: float
     numeric: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -57,12 +58,12 @@ class CsvLog:
                 fields = _split(text)
                 if len(fields) != len(header):
                     raise BadValueError(f"{len(fields)} fields where the header has {len(header)}")
-                for column in numeric:
-                    _number(fields[column], header[column])
+                numbers = {header[column]: _number(fields[column], header[column]) for column in numeric}
                 event = Event(
                     user_name(_not_negative(fields[user], self.user), self.user),
                     seconds(_number(fields[time], self.time), self.time, self.units_per_second),
                     item_id(_integer(fields[item], self.item), self.item),
+                    tuple(numbers[name] for name in self.signals),
                 )
             except BadValueError as reason:
                 bad.report(number, str(reason))

@@ -1,0 +1,38 @@
+"""The client of ``/v1/rank``. It needs neither vLLM nor torch."""
+
+from userkv.client.asynchronous import AsyncRankClient
+from userkv.client.errors import (
+    RankAnswerError,
+    RankAuthError,
+    RankConflictError,
+    RankConnectionError,
+    RankError,
+    RankRequestError,
+    RankServerError,
+    RankTimeoutError,
+)
+from userkv.client.retry import RetryPolicy
+from userkv.client.sync import RankClient
+from userkv.client.wire import CachedTokens, Item, RankInfo, RankRequest, RankResult, Score, Timing, Usage
+
+__all__ = [
+    "AsyncRankClient",
+    "CachedTokens",
+    "Item",
+    "RankAnswerError",
+    "RankAuthError",
+    "RankClient",
+    "RankConflictError",
+    "RankConnectionError",
+    "RankError",
+    "RankInfo",
+    "RankRequest",
+    "RankRequestError",
+    "RankResult",
+    "RankServerError",
+    "RankTimeoutError",
+    "RetryPolicy",
+    "Score",
+    "Timing",
+    "Usage",
+]

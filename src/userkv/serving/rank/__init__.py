@@ -1,0 +1,1 @@
+"""``POST /v1/rank`` on vLLM's own server, as an endpoint plugin."""
