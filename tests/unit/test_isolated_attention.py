@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.ranking_steps import Shape, Step, shapes
 from userkv.models.attention.cpu import attend
+from userkv.models.attention.flash import attend_candidates
 from userkv.models.attention.silu import silu_attention
 
 steps = st.lists(shapes(), min_size=1, max_size=4)
@@ -16,6 +17,7 @@ steps = st.lists(shapes(), min_size=1, max_size=4)
 class TestSilu:
     """HSTU."""
 
+    @settings(deadline=None)
     @given(steps, st.booleans(), st.integers(0, 9))
     def test_equals_dense(self, chosen: list[Shape], with_bias: bool, seed: int) -> None:
         step = Step(chosen, seed=seed, block_size=16)
@@ -52,6 +54,7 @@ def silu(step: Step, bias: torch.Tensor | None) -> torch.Tensor:
 class TestSoftmax:
     """Decoders on a CPU: rows of candidates."""
 
+    @settings(deadline=None)
     @given(steps, st.sampled_from([1, 2, 4]), st.integers(0, 9))
     def test_candidates_equal_dense(self, chosen: list[Shape], kv_heads: int, seed: int) -> None:
         step = Step(chosen, kv_heads=kv_heads, seed=seed)
@@ -84,3 +87,53 @@ class TestSoftmax:
         assert request.candidates is not None
         out = attend(step.query, cache, request, request.candidates, 1.0)
         assert torch.isfinite(out).all()
+
+
+class TestFlash:
+    """Decoders on CUDA: all but the kernel."""
+
+    @settings(deadline=None)
+    @given(steps, st.sampled_from([1, 2, 4]), st.integers(0, 9))
+    def test_candidates_equal_dense(self, chosen: list[Shape], kv_heads: int, seed: int) -> None:
+        step = Step(chosen, kv_heads=kv_heads, seed=seed)
+        cache = torch.full((step.num_blocks, kv_heads, step.block_size, 2 * step.size), 1e6)
+
+        def put(block: int, offset: int, key: torch.Tensor, value: torch.Tensor) -> None:
+            cache[block, :, offset] = torch.cat((key, value), -1)
+
+        step.write(put)
+        out = torch.full_like(step.query, torch.nan)
+        attend_candidates(step.query, cache, step.plan, step.size**-0.5, stand_in, out)
+        dense = step.dense(lambda scores, mask, distance: scores.masked_fill(~mask, -torch.inf).softmax(-1))
+        for request in step.plan.requests:
+            if request.candidates is not None:
+                rows = slice(request.candidates.first, request.candidates.last)
+                torch.testing.assert_close(out[rows], dense[rows], atol=1e-5, rtol=1e-5)
+
+
+def stand_in(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    seqused_k: torch.Tensor,
+    max_seqlen_k: int,
+    block_table: torch.Tensor,
+    softmax_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What flash_attn_varlen_func returns, computed plainly."""
+    out, lse = torch.empty_like(q), torch.empty(q.shape[1], q.shape[0])
+    for number, size in enumerate(seqused_k.tolist()):
+        first, last = cu_seqlens_q[number : number + 2].tolist()
+        assert last - first <= max_seqlen_q
+        assert size <= max_seqlen_k
+        blocks = block_table[number, : -(-size // k.shape[1])].long()
+        repeat = q.shape[1] // k.shape[2]
+        keys = k[blocks].flatten(0, 1)[:size].repeat_interleave(repeat, 1)
+        values = v[blocks].flatten(0, 1)[:size].repeat_interleave(repeat, 1)
+        scores = torch.einsum("qhd,khd->hqk", q[first:last], keys) * softmax_scale
+        lse[:, first:last] = scores.logsumexp(-1)
+        out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+    return out, lse

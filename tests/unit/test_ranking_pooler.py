@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.pooling_params import PoolingParams
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
@@ -77,6 +77,7 @@ def marked(shape: Shape) -> list[int]:
     return [7] * shape.history_len + [token for size in shape.candidates for token in [3, *range(10, 10 + size)]]
 
 
+@settings(deadline=None)
 @given(st.lists(shapes(), min_size=1, max_size=3), st.data())
 def test_heads_score_the_last_token_of_each_candidate(chosen: list[Shape], data: st.DataObject) -> None:
     prompts = [shape.tokens for shape in chosen]
@@ -89,6 +90,7 @@ def test_heads_score_the_last_token_of_each_candidate(chosen: list[Shape], data:
         assert output.dtype == torch.float32
 
 
+@settings(deadline=None)
 @given(shapes(), st.data())
 def test_log_probabilities_are_summed_over_a_candidate(shape: Shape, data: st.DataObject) -> None:
     prompt = marked(shape)

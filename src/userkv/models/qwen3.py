@@ -10,7 +10,6 @@ from vllm.sequence import IntermediateTensors
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.ranking import RankingFormat
 from userkv.core.ranking_spec import Scoring, ranking_section
-from userkv.models.attention.cpu import isolate
 from userkv.models.attention.metadata import attach_plan
 from userkv.models.ranking_model import RankingModel, RankingPooler
 from userkv.models.scorers import HeadScorer, LogprobScorer
@@ -24,8 +23,12 @@ class Qwen3Ranker(RankingModel, Qwen3ForCausalLM):
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        if not current_platform.is_cpu():
-            raise UnsupportedEngineError("Qwen3Ranker isolates candidates on CPUs only so far")
+        if current_platform.is_cpu():
+            from userkv.models.attention.cpu import isolate
+        elif current_platform.is_cuda():
+            from userkv.models.attention.cuda import isolate
+        else:
+            raise UnsupportedEngineError("Qwen3Ranker isolates candidates on CPU and CUDA; this device has no way yet")
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
         scoring = Scoring.from_config(config.to_dict())

@@ -55,7 +55,7 @@ _DEFINITION: dict[str, Any] = {
 }
 
 
-_RANKER: dict[str, Any] = {
+DEMO_RANKER: dict[str, Any] = {
     "architectures": ["Qwen3Ranker"],
     "mrope_section": [1, 1, 1],  # Three numbers per token for the model; see RankingFormat.positions.
     "userkv_ranking": {
@@ -97,7 +97,7 @@ def ensure_demo_model(root: Path | None = None) -> Path:
 
 def ensure_demo_ranker(root: Path | None = None) -> Path:
     """The same weights as a ranking model: a candidate's score is the log-probability of its two tokens."""
-    return ensure_model(_RANKER, root=root, name=DEMO_RANKER_NAME)
+    return ensure_model(DEMO_RANKER, root=root, name=DEMO_RANKER_NAME)
 
 
 def ensure_model(

@@ -36,10 +36,11 @@ class Batch:
 
 
 class Batches:
-    """The batches of an epoch: every event of the training histories once, with fresh negatives.
+    """The batches of an epoch: every cut of every training history once, with some events drawn from behind it.
 
     A history longer than the window is cut as it will be when the model serves it, so a model meets in training just
-    the lengths and the beginnings that it will meet then. All events with the same cut share a computation.
+    the lengths and the beginnings that it will meet then. Events with the same cut share the computation of the
+    history, which is why an epoch takes several of each cut, and not all.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Batches:
         moments: int,
         negatives: int,
     ) -> None:
-        """Args: first_token: of the catalogue's first item; moments: per sequence; negatives: per moment."""
+        """Args: first_token: of the catalogue's first item; moments: of each cut; negatives: of each moment."""
         self._histories = histories
         self._sampler = sampler
         self._rng = rng
@@ -70,17 +71,13 @@ class Batches:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        sequences = sum(-(-len(places) // self._moments) for _, _, places in self._segments)
-        return -(-sequences // self._batch_size)
+        return -(-len(self._segments) // self._batch_size)
 
     def epoch(self) -> Iterator[Batch]:
         """The batches of one epoch, in random order."""
-        sequences = []
-        for index, start, places in self._segments:
-            shuffled = self._rng.permutation(places)
-            sequences += [
-                (index, start, shuffled[at : at + self._moments]) for at in range(0, len(shuffled), self._moments)
-            ]
+        sequences = [
+            (index, start, self._rng.permutation(places)[: self._moments]) for index, start, places in self._segments
+        ]
         order = self._rng.permutation(len(sequences))
         batches = []
         for at in range(0, len(order), SORTED_TOGETHER * self._batch_size):

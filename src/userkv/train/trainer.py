@@ -17,6 +17,7 @@ from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel
 from userkv.train.batches import Batch, Batches
 from userkv.train.evaluate import VALIDATION, Case, Metrics, evaluate, item_counts, leave_out
+from userkv.train.initial import initialise
 from userkv.train.logs import Interactions, UserHistory
 from userkv.train.negatives import NegativeSampler
 from userkv.train.packed import packed_logits
@@ -25,13 +26,16 @@ from userkv.train.scorer import ModelScorer
 FIRST_TOKEN = DEFAULT_RESERVED
 """Of the catalogue; the tokens below it are kept free."""
 
+WARM_UP = 0.1
+"""Of the steps: the learning rate rises, and then falls to nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
     """How to train; the defaults are those that did best on MovieLens-small (docs/training.md).
 
     Attributes:
-        epochs: times that every event is learned from.
+        epochs: times that all histories are learned from.
         window: longest history in items.
         drop: items that a full window loses at once.
         dim: width of the model.
@@ -41,7 +45,7 @@ class TrainSettings:
         learning_rate: at its highest.
         weight_decay: of AdamW.
         batch_size: sequences of a step.
-        moments: events of a sequence that are learned from at once.
+        moments: events that are learned from in each cut of each history, drawn anew each epoch.
         negatives: drawn for each event.
         validation_candidates: items that validation ranks the target among.
         seed: of everything that is drawn; equal seeds on one machine give equal models.
@@ -55,10 +59,10 @@ class TrainSettings:
     layers: int = 2
     heads: int = 2
     dropout: float = 0.2
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     weight_decay: float = 1e-4
-    batch_size: int = 16
-    moments: int = 32
+    batch_size: int = 8
+    moments: int = 8
     negatives: int = 16
     validation_candidates: int = 1000
     seed: int = 0
@@ -136,8 +140,9 @@ def train(
     torch.manual_seed(settings.seed)
     rng = np.random.default_rng(settings.seed)
     sampler = NegativeSampler(item_counts(interactions, target=VALIDATION), rng)
+    histories = _training_part(interactions)
     batches = Batches(
-        _training_part(interactions),
+        histories,
         settings.history_window,
         sampler,
         rng,
@@ -147,11 +152,14 @@ def train(
         negatives=settings.negatives,
     )
     model = HSTUModel(make_config(settings, len(interactions.catalogue), interactions.tasks))
+    initialise(model, histories, FIRST_TOKEN, len(interactions.catalogue))
     # A logit stands for the logarithm of the chance that this item is chosen: see loss().
     torch.nn.init.constant_(model.heads.bias, -math.log(len(interactions.catalogue)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     total = settings.epochs * len(batches)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=max(total, 2))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.learning_rate, total_steps=max(total, 2), pct_start=WARM_UP
+    )
     cases = list(
         leave_out(
             interactions,

@@ -1,0 +1,113 @@
+"""Candidate isolation for decoders on CUDA, around vLLM's FlashAttention backend. **Not run**: no GPU was at hand.
+
+What is around the kernel (``flash.py``) is tested on a CPU with a stand-in for it.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+
+from userkv.models.attention.flash import attend_candidates
+from userkv.models.attention.isolation import IsolationPlan
+from userkv.models.attention.metadata import plan_of
+
+
+@dataclass
+class IsolatedFlashMetadata(FlashAttentionMetadata):
+    """vLLM's metadata, as :class:`PlannedMetadata`."""
+
+    row_starts: list[int] | None = None
+    seq_lens_list: list[int] | None = None
+    block_size: int = 0
+    isolation: IsolationPlan | None = None
+
+
+class IsolatedFlashMetadataBuilder(FlashAttentionMetadataBuilder):
+    """Adds to vLLM's metadata what a plan is made from. The lengths' way to the host costs a synchronisation."""
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> IsolatedFlashMetadata:
+        base = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        num_reqs = common_attn_metadata.num_reqs
+        return IsolatedFlashMetadata(
+            **{field.name: getattr(base, field.name) for field in fields(base)},
+            row_starts=common_attn_metadata.query_start_loc_cpu[: num_reqs + 1].tolist(),
+            seq_lens_list=common_attn_metadata.seq_lens[:num_reqs].tolist(),
+            block_size=self.block_size,
+        )
+
+
+class IsolatedFlashImpl(FlashAttentionImpl):
+    """vLLM's attention for rows of histories; rows of candidates see the history and their own candidate."""
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: IsolatedFlashMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if attn_metadata is None:
+            return output.zero_()
+        plan = plan_of(attn_metadata)
+        if plan.has_history_rows:
+            super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
+        attend_candidates(query, kv_cache, plan, self.scale, self._kernel, output)
+        return output
+
+    def _kernel(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **where: Any) -> Any:
+        return flash_attn_varlen_func(
+            q, k, v, causal=False, return_softmax_lse=True, fa_version=self.vllm_flash_attn_version, **where
+        )
+
+
+class IsolatedFlashBackend(FlashAttentionBackend):
+    """vLLM's FlashAttention with candidates isolated. It has vLLM's name, as vLLM asks for a known one."""
+
+    @staticmethod
+    def get_impl_cls() -> type[IsolatedFlashImpl]:
+        return IsolatedFlashImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[IsolatedFlashMetadataBuilder]:
+        return IsolatedFlashMetadataBuilder
+
+
+def isolate(attention: Attention) -> None:
+    """Give a layer that vLLM has made this backend.
+
+    Raises:
+        ValueError: it does something that candidates' rows would not get.
+
+    """
+    impl = attention.impl
+    if type(impl) is not FlashAttentionImpl:
+        raise ValueError(f"candidates can be isolated in FlashAttention only, not in {type(impl).__name__}")
+    if (
+        impl.alibi_slopes is not None
+        or impl.sliding_window != (-1, -1)
+        or impl.logits_soft_cap
+        or impl.sinks is not None
+    ):
+        raise ValueError("candidates cannot be isolated with ALiBi, a sliding window, a soft cap or sinks")
+    if impl.kv_cache_dtype.startswith("fp8"):
+        raise ValueError("candidates cannot be isolated over an FP8 KV cache; leave out --kv-cache-dtype")
+    # The state is the same; only forward() differs.
+    impl.__class__ = IsolatedFlashImpl
+    attention.attn_backend = IsolatedFlashBackend
