@@ -8,14 +8,13 @@ import pytest
 import userkv
 
 ROOT = Path(userkv.__file__).parent
-ABOVE = {
-    "core": {"client", "store", "engine", "serving", "bench", "cli"},
-    "client": {"store", "engine", "serving", "bench", "cli"},
-    "store": {"engine", "serving", "bench", "cli"},
-    "engine": {"serving", "bench", "cli"},
-    "serving": {"bench", "cli"},
-    "bench": {"cli"},
-}
+LAYERS = ("core", "client", "models", "store", "engine", "serving", "bench", "train", "cli")
+"""From the bottom to the top."""
+
+BESIDE = {"client": {"models", "store", "engine"}, "models": {"client", "store"}, "store": {"client", "models"}}
+"""What is not used although it lies below."""
+
+ABOVE = {layer: {*LAYERS[place + 1 :], *BESIDE.get(layer, ())} - {layer} for place, layer in enumerate(LAYERS)}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

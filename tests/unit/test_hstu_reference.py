@@ -1,5 +1,6 @@
 """The HSTU reference: candidates are isolated, and the sequences of training give the served scores."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
@@ -11,12 +12,19 @@ from userkv.core.ranking import RankingFormat
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel, isolation_mask
 from userkv.train.packed import Packed, packed_logits
+from userkv.train.threads import one_thread
 
 NUM_ITEMS = 30
 LONGEST = 12
 FORMAT = RankingFormat(candidate_offset=NUM_ITEMS)
 EXACT = 1e-12
 """Between sums of the same float64 numbers in another order."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @lru_cache

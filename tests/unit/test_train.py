@@ -116,6 +116,16 @@ def test_equal_seeds_give_equal_models(log: Path) -> None:
     assert not all(torch.equal(one, other) for one, other in zip(weights(1), weights(2), strict=True))
 
 
+def test_threads_are_given_back(log: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train(read_interactions(log), TrainSettings(epochs=1, window=4, drop=1, dim=4, layers=1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_best_epoch_is_kept(log: Path) -> None:
     interactions = read_interactions(log)
     seen = []

@@ -1,4 +1,4 @@
-"""Training sequences: every event once an epoch, with what a server would show the model."""
+"""Training sequences: some events of every cut, with what a server would show the model."""
 
 import numpy as np
 import pytest
@@ -31,13 +31,12 @@ def batches(seed: int = 0) -> Batches:
     return Batches(histories(), WINDOW, sampler, rng, first_token=FIRST_TOKEN, batch_size=3, moments=4, negatives=5)
 
 
-def test_an_epoch_has_every_event_once_behind_what_the_window_leaves() -> None:
-    expected = [
-        (user.items[WINDOW.start(place) : place].tolist(), int(user.items[place]), user.labels[place].tolist())
-        for user in histories()
-        for place in range(1, len(user.items))
-    ]
-    made = batches()
+Event = tuple[list[int], int, list[float]]
+"""What is seen, what was chosen then, and its labels."""
+
+
+def events(made: Batches) -> list[Event]:
+    """What an epoch learns from."""
     found = []
     count = 0
     for batch in made.epoch():
@@ -50,7 +49,25 @@ def test_an_epoch_has_every_event_once_behind_what_the_window_leaves() -> None:
             chosen = int(batch.packed.candidates[row, moment, 0]) - FIRST_TOKEN
             found.append((seen.tolist(), chosen, batch.labels[row, moment, 0].tolist()))
     assert count == len(made)
-    assert sorted(found) == sorted(expected)
+    return found
+
+
+def test_an_epoch_has_some_events_of_every_cut_behind_what_the_window_leaves() -> None:
+    cuts: dict[tuple[str, int], list[Event]] = {}
+    for user in histories():
+        for place in range(1, len(user.items)):
+            start = WINDOW.start(place)
+            event = (user.items[start:place].tolist(), int(user.items[place]), user.labels[place].tolist())
+            cuts.setdefault((user.user, start), []).append(event)
+    assert len(cuts) == 1 + 1 + 1 + 8
+    made = batches()
+    epochs = [events(made) for _ in range(30)]
+    for epoch in epochs:
+        for own in cuts.values():
+            assert sum(event in own for event in epoch) == min(4, len(own))
+            assert all(epoch.count(event) <= 1 for event in own)
+    everything = [event for epoch in epochs for event in epoch]
+    assert all(event in everything for own in cuts.values() for event in own)
 
 
 def test_log_odds_are_those_of_the_draw() -> None:

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from userkv.core.errors import InvalidSettingError, InvalidUserRequestError
+from userkv.core.ranking_keys import CONFIG_KEY
 
-CONFIG_KEY = "userkv_ranking"
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 HISTORY = -1

@@ -31,12 +31,12 @@ from userkv.core.errors import InvalidSettingError, InvalidUserRequestError
 from userkv.core.history_window import HistoryWindow
 from userkv.core.item_tokens import ItemTokens, ItemVocabulary, join, lay_out
 from userkv.core.items import DEFAULT_RESERVED, ItemCodec
-from userkv.core.ranking import CONFIG_KEY, RankingFormat, RankingPrompt
+from userkv.core.ranking import RankingFormat, RankingPrompt
+from userkv.core.ranking_keys import CONFIG_KEY, ITEMS_FILE
 
 Item = int | Sequence[int]
 """An item id, or the item's tokens."""
 
-ITEMS_FILE = "items.json"
 SCORES = ("head", "logprob", "label")
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from vllm.config import ModelConfig
 from vllm.pooling_params import PoolingParams
 
-from userkv.core.ranking import CONFIG_KEY, RankingFormat
+from userkv.core.ranking import RankingFormat
+from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.core.request import UserRequest
 
 

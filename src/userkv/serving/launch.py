@@ -16,6 +16,7 @@ from typing import Any
 
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, DEMO_RANKER_NAME
 from userkv.serving.served_model import is_ranking_model, ranking_arguments, resolve_model
@@ -171,7 +172,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         port=port,
         users=not args.no_users,
         pool=pool,
-        ranks=is_ranking_model(Path(model)),
+        ranks=is_ranking_model(Path(model)) or any(CONFIG_KEY in word for word in passthrough),
         vllm_arguments=[
             *("--model", model, "--served-model-name", served_name, "--host", args.host, "--port", str(port)),
             "--enable-prompt-tokens-details",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from userkv.core.errors import UserKVError
+from userkv.core.ranking_keys import CONFIG_KEY, ITEMS_FILE
 from userkv.serving.demo_model import DEMO_MODEL_NAME, DEMO_RANKER_NAME, ensure_demo_model, ensure_demo_ranker
 
 
@@ -42,8 +43,6 @@ def ranking_arguments(directory: Path) -> list[str]:
 
 def example_items(directory: Path) -> list[int]:
     """Twelve items that a ranking model knows, or as many as it has."""
-    from userkv.core.ranking_spec import ITEMS_FILE
-
     try:
         items: list[int] = json.loads((directory / ITEMS_FILE).read_text())
     except OSError:
@@ -52,8 +51,6 @@ def example_items(directory: Path) -> list[int]:
 
 
 def _section(directory: Path) -> dict[str, Any] | None:
-    from userkv.core.ranking import CONFIG_KEY  # Late: with numpy behind it, it would slow down every command.
-
     try:
         section = json.loads((directory / "config.json").read_text()).get(CONFIG_KEY)
     except (OSError, ValueError):

@@ -20,6 +20,7 @@ from userkv.train.evaluate import TOP, Case, Metrics, evaluate, leave_out, popul
 from userkv.train.export import check_output, save_ranker
 from userkv.train.logs import Interactions, read_interactions
 from userkv.train.scorer import ModelScorer
+from userkv.train.threads import one_thread
 from userkv.train.trainer import FIRST_TOKEN, Trained, TrainSettings, train
 
 DATA_VARIABLE = "USERKV_DATA"
@@ -70,6 +71,7 @@ def train_command(args: Namespace) -> int:
     return 0
 
 
+@one_thread()
 def test(interactions: Interactions, trained: Trained, *, progress: bool) -> tuple[Metrics, Metrics]:
     """The test's metrics of the model and of popularity, on the same cases."""
     cases = leave_out(interactions, trained.settings.history_window)
@@ -121,7 +123,7 @@ def _shown(cases: Iterable[Case], total: int, progress: bool) -> Iterable[Case]:
 
 def _text(report: dict[str, Any], interactions: Interactions, model: Metrics, baseline: Metrics, output: Path) -> str:
     data = report["data"]
-    rows = [("", f"HR@{TOP}", f"NDCG@{TOP}", "AUC")]
+    rows: list[tuple[str, ...]] = [("", f"HR@{TOP}", f"NDCG@{TOP}", "AUC")]
     rows += [
         (name, *(f"{value:.4f}" for value in (metrics.hr, metrics.ndcg, metrics.auc)))
         for name, metrics in (("HSTU", model), ("popularity", baseline))

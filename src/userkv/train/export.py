@@ -1,7 +1,6 @@
 """A trained ranker as a Hugging Face directory, which ``userkv serve --model`` takes, and back."""
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from safetensors.torch import load_file, save_file
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.ranking_spec import ITEMS_FILE
+from userkv.core.ranking_keys import ITEMS_FILE
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel
 
@@ -32,10 +31,10 @@ def check_output(directory: Path) -> None:
         raise InvalidSettingError(f"--output must be a new or empty directory, but {directory} has something in it")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=directory.parent):
+            pass
     except OSError as error:
-        raise InvalidSettingError(f"--output cannot be made: {directory.parent}: {error.strerror}") from error
-    if not os.access(directory.parent, os.W_OK):
-        raise InvalidSettingError(f"--output must be where you may write, but {directory.parent} is not")
+        raise InvalidSettingError(f"--output cannot be written in {directory.parent}: {error.strerror}") from error
 
 
 def save_ranker(
@@ -81,8 +80,9 @@ def load_ranker(directory: Path) -> HSTUModel:
 
     """
     try:
-        model = HSTUModel(HSTUConfig.from_pretrained(directory, local_files_only=True))
+        model: HSTUModel = HSTUModel(HSTUConfig.from_pretrained(directory, local_files_only=True))
         model.load_state_dict(load_file(directory / WEIGHTS_FILE))
     except (OSError, RuntimeError) as error:
         raise InvalidSettingError(f"{directory} holds no ranker: {error}") from error
-    return model.eval()
+    model.eval()
+    return model

@@ -22,6 +22,7 @@ from userkv.train.logs import Interactions, UserHistory
 from userkv.train.negatives import NegativeSampler
 from userkv.train.packed import packed_logits
 from userkv.train.scorer import ModelScorer
+from userkv.train.threads import one_thread
 
 FIRST_TOKEN = DEFAULT_RESERVED
 """Of the catalogue; the tokens below it are kept free."""
@@ -121,6 +122,7 @@ def make_config(settings: TrainSettings, num_catalogue: int, tasks: tuple[str, .
     )
 
 
+@one_thread()
 def train(
     interactions: Interactions,
     settings: TrainSettings,
@@ -128,7 +130,9 @@ def train(
     progress: bool = False,
     on_epoch: Callable[[int, float, Metrics], Any] | None = None,
 ) -> Trained:
-    """Train a ranker on all but the last two positive events of each user.
+    """Train a ranker on all but the last two positive events of each user, with one thread.
+
+    Seeds PyTorch's global generator.
 
     Args:
         interactions: the log.

@@ -12,7 +12,8 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from userkv.core.errors import UnsupportedEngineError
-from userkv.core.ranking import CONFIG_KEY, RankingFormat
+from userkv.core.ranking import RankingFormat
+from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.models.attention.metadata import attach_plan
 from userkv.models.hstu.attention import HSTUBackend
 from userkv.models.hstu.config import HSTUConfig

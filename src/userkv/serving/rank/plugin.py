@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from userkv.core.ranking import CONFIG_KEY
+from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.core.ranking_spec import RankingSpec
 from userkv.core.settings import CacheSettings
 from userkv.serving.rank.routes import STATE, router
