@@ -14,7 +14,7 @@ the same in all rows, so the others are given by themselves, too.
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ import numpy as np
 from tqdm import tqdm
 
 from userkv.core.history_window import HistoryWindow
-from userkv.train.evaluate import Metrics, evaluate, leave_out, popularity
+from userkv.train.evaluate import Metrics, Scorer, evaluate, leave_out, popularity
 from userkv.train.logs import Interactions, read_interactions
 from userkv.train.scorer import ModelScorer
+from userkv.train.threads import one_thread
 from userkv.train.trainer import FIRST_TOKEN, TrainSettings, train
 
 WINDOWS = (256, 512, 1024)
@@ -56,16 +57,32 @@ def hit_ratio(interactions: Interactions, window: HistoryWindow, every: int) -> 
     return ratios | {"beyond_share": tokens["beyond"] / tokens["all"]}
 
 
+def remembering(scorer: Scorer) -> Scorer:
+    """The same scorer, which answers the same question once: most histories are the same with every cut."""
+    known: dict[tuple[tuple[int, ...], int, int], Any] = {}
+
+    def score(history: Sequence[int], candidates: Sequence[int]) -> Any:
+        question = (tuple(history), candidates[0], len(candidates))
+        if question not in known:
+            known[question] = scorer(history, candidates)
+        return known[question]
+
+    return score
+
+
 def quality(interactions: Interactions, window: int, seeds: int) -> Iterator[dict[str, Any]]:
     """Metrics of a model for this window, with each cut, for all users and for those with long histories."""
     drop = HistoryWindow.of(window).drop_items
     for seed in range(seeds):
         settings = TrainSettings(window=window, drop=drop, seed=seed)
         trained = train(interactions, settings, progress=True)
-        scorer = ModelScorer(trained.model, interactions.catalogue, FIRST_TOKEN)
+        scorer = remembering(ModelScorer(trained.model, interactions.catalogue, FIRST_TOKEN))
         for name, cut in (("one item", HistoryWindow(window, 1)), ("1/4", settings.history_window)):
-            cases = list(leave_out(interactions, cut))
-            metrics = evaluate(tqdm(cases, desc=f"window {window}, {name}"), scorer)
+            cases = leave_out(interactions, cut)
+            with one_thread():
+                metrics = evaluate(
+                    tqdm(cases, total=len(interactions.evaluated), desc=f"window {window}, {name}"), scorer
+                )
             yield {"window": window, "cut": name, "seed": seed, **_by_length(metrics, interactions)}
 
 

@@ -63,7 +63,7 @@ class Subject:
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """A cache of 1,280 tokens, steps of 128, and a pool: candidates are split, users evicted, requests preempted."""
     if request.param == "hstu":
-        model = write_hstu(tmp_path_factory.mktemp("hstu"))
+        model = write_hstu(tmp_path_factory.mktemp("hstu"), max_sequence_length=500)
         expected: Callable[[Path, RankAsk], torch.Tensor] = hstu_scores
     else:
         model, expected = ensure_demo_ranker(), qwen3_scores
@@ -180,16 +180,26 @@ def test_randomised_traffic_under_pressure(subject: Subject) -> None:
     assert hits > 5
 
 
-def test_a_history_that_reaches_into_the_candidates_is_refused(subject: Subject) -> None:
+def test_prompts_that_no_worker_could_compute_are_refused(subject: Subject) -> None:
+    """By whatever way they come; the engine goes on."""
     from vllm import PoolingParams
+
+    def refused(token_ids: list[int], says: str, history_len: int | None = None) -> None:
+        user = {"kv_transfer_params": {"user_id": "u", "history_len": history_len}}
+        params = PoolingParams(extra_kwargs=user if history_len is not None else None)
+        prompt = {"prompt_token_ids": token_ids}
+        with pytest.raises(ValueError, match=says):
+            subject.engine.llm.encode(prompt, pooling_params=params, pooling_task="classify", use_tqdm=False)
 
     prompt = subject.engine.spec.prompt([1, 2], [3, 4])
     for wrong in (prompt.history_len - 1, prompt.history_len + 1):
-        params = PoolingParams(extra_kwargs={"kv_transfer_params": {"user_id": "u", "history_len": wrong}})
-        with pytest.raises(ValueError, match="the first candidate begins at token 4; send history_len=4"):
-            subject.engine.llm.encode(
-                {"prompt_token_ids": prompt.token_ids},
-                pooling_params=params,
-                pooling_task="classify",
-                use_tqdm=False,
-            )
+        refused(prompt.token_ids, "the first candidate begins at token 4; send history_len=4", wrong)
+    assert subject.engine.spec.format is not None
+    start = subject.engine.spec.format.candidate([16])
+    if len(start) == 2:  # A marker.
+        refused([20, start[0]], "a candidate at token 1 has no item's tokens")
+    else:
+        refused([20] * 600, "the history has 600 tokens and the model takes 500")
+        refused([20, *start, 17, 18], "at token 1 has 3 tokens; the model takes 2")
+    refused([20, 10**6], "out of vocabulary")
+    subject.check(RankAsk([1, 2], [3, 4], "u"))

@@ -36,10 +36,10 @@ def test_starts_are_where_candidates_were_put(case: tuple[RankingFormat, list[li
     history_len = len(ids) - sum(lengths)
     expected = [history_len + sum(lengths[:number]) for number in range(len(lengths))]
     assert form.starts(ids).tolist() == expected
-    form.check_history(ids, history_len)
+    form.check(ids, history_len)
     for wrong in {history_len - 1, history_len + 1, -1}:
         with pytest.raises(InvalidUserRequestError, match=f"send history_len={history_len}"):
-            form.check_history(ids, wrong)
+            form.check(ids, wrong)
 
 
 @given(prompts())
@@ -95,7 +95,7 @@ def test_item_tokens_begin_no_candidate(case: tuple[RankingFormat, list[list[int
 def test_no_tokens() -> None:
     form = RankingFormat(candidate_offset=5)
     assert form.positions([]).shape == (3, 0)
-    form.check_history([], 0)
+    form.check([], 0)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +112,22 @@ def test_no_tokens() -> None:
 def test_sections_that_are_none(section: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidSettingError, match=reason):
         RankingFormat.from_config(section)
+
+
+@pytest.mark.parametrize(
+    ("ids", "limits", "says"),
+    [
+        ([5, 6, MARKER], {}, "a candidate at token 2 has no item's tokens"),
+        ([5, MARKER, MARKER, 6], {}, "a candidate at token 1 has no item's tokens"),
+        ([5, 6, 7, MARKER, 8], {"max_history_tokens": 2}, "the history has 3 tokens and the model takes 2"),
+        ([5, 6, 7], {"max_history_tokens": 2}, "the history has 3 tokens and the model takes 2"),
+        ([5, MARKER, 6, MARKER, 7, 8, 9], {"max_item_tokens": 2}, "at token 3 has 3 tokens; the model takes 2"),
+    ],
+)
+def test_prompts_that_cannot_be_ranked(ids: list[int], limits: dict[str, int], says: str) -> None:
+    with pytest.raises(InvalidUserRequestError, match=says):
+        RankingFormat(candidate_marker=MARKER).check(ids, **limits)
+
+
+def test_a_first_token_that_was_moved_is_a_whole_candidate() -> None:
+    RankingFormat(candidate_offset=NUM_ITEMS).check([5, NUM_ITEMS + 1], 1, 1, 1)

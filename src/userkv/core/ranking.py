@@ -102,18 +102,45 @@ class RankingFormat:
             positions[0, history_len:] += history_len - own
         return positions
 
-    def check_history(self, token_ids: Tokens, history_len: int) -> None:
-        """Refuse a prompt whose history reaches into its candidates, or ends before them.
+    def check(
+        self,
+        token_ids: Tokens,
+        history_len: int | None = None,
+        max_history_tokens: int | None = None,
+        max_item_tokens: int | None = None,
+    ) -> None:
+        """Refuse a prompt that a model cannot rank, or whose history is not what it says.
+
+        Args:
+            token_ids: the prompt.
+            history_len: how much of it is said to be history; ``None``: nothing is said.
+            max_history_tokens: longest history.
+            max_item_tokens: longest item; a marker before a candidate is no part of it.
 
         Raises:
-            InvalidUserRequestError: it does.
+            InvalidUserRequestError: it is one.
 
         """
         starts = self.starts(token_ids)
         end = int(starts[0]) if len(starts) else len(token_ids)
-        if history_len != end:
+        if history_len is not None and history_len != end:
             raise InvalidUserRequestError(
                 f"history_len is {history_len}, but the first candidate begins at token {end}; send history_len={end}"
+            )
+        if max_history_tokens is not None and end > max_history_tokens:
+            raise InvalidUserRequestError(
+                f"the history has {end} tokens and the model takes {max_history_tokens}; send its end only"
+            )
+        if not len(starts):
+            return
+        marker = self.candidate_marker is not None
+        sizes = np.diff(starts, append=len(token_ids)) - marker
+        if sizes.min() < 1:
+            raise InvalidUserRequestError(f"a candidate at token {int(starts[sizes.argmin()])} has no item's tokens")
+        if max_item_tokens is not None and sizes.max() > max_item_tokens:
+            raise InvalidUserRequestError(
+                f"the candidate at token {int(starts[sizes.argmax()])} has {int(sizes.max())} tokens; the model takes "
+                f"{max_item_tokens}"
             )
 
 

@@ -1,4 +1,4 @@
-"""What requests to a ranking model must keep, so that no candidate's KV is ever taken from a cache."""
+"""What prompts of a ranking model must be like, whichever way they come; ``/v1/rank`` makes no other ones."""
 
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,9 @@ def check(
     user: UserRequest | None,
     pooling_params: PoolingParams | None,
 ) -> None:
-    """Check a request; one without a user is kept from reading vLLM's prefix cache, which knows no candidates.
+    """Check a request before it reaches a worker, which could only die of what it cannot compute.
+
+    One without a user is kept from reading vLLM's prefix cache, which knows no candidates.
 
     Args:
         model_config: of the engine.
@@ -26,17 +28,20 @@ def check(
         pooling_params: of the request, to be changed; ``None`` if it is only checked.
 
     Raises:
-        InvalidUserRequestError: the history reaches into the candidates, or ends before them.
+        InvalidUserRequestError: the history is not what comes before the candidates, or something is too long.
 
     """
-    section = getattr(model_config.hf_config, CONFIG_KEY, None)
+    config = model_config.hf_config
+    section = getattr(config, CONFIG_KEY, None)
     if not section or section.get("score") == "label" or token_ids is None:
         return
-    if user is not None:
-        _format(section.get("candidate_offset"), section.get("candidate_marker")).check_history(
-            token_ids, user.history_len
-        )
-    elif pooling_params is not None:
+    _format(section.get("candidate_offset"), section.get("candidate_marker")).check(
+        token_ids,
+        user.history_len if user is not None else None,
+        section.get("max_history_tokens", getattr(config, "max_sequence_length", None)),
+        section.get("max_item_tokens", getattr(config, "max_item_tokens", None)),
+    )
+    if user is None and pooling_params is not None:
         pooling_params.skip_reading_prefix_cache = True
 
 

@@ -53,7 +53,7 @@ class TrainSettings:
 
     """
 
-    epochs: int = 8
+    epochs: int = 6
     window: int = 256
     drop: int = 64
     dim: int = 64

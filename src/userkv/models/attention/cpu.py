@@ -128,21 +128,27 @@ def attend(
         ``[rows, heads, d]``.
 
     """
-    num_blocks, kv_heads, block_size, _ = kv_cache.shape
-    halves = kv_cache.view(num_blocks, kv_heads, 2, block_size * query.shape[-1])
-    keys = halves[:, :, 0].view(num_blocks, kv_heads, -1, block_size)
-    values = halves[:, :, 1].view(num_blocks, kv_heads, block_size, -1)
+    keys, values = _halves(kv_cache)
     own_keys = keys[rows.own_blocks, :, :, rows.own_offsets]
     own_values = values[rows.own_blocks, :, rows.own_offsets]
     history = lse = None
     if request.history_len:
         size = request.history_len
+        seen_keys, seen_values = _halves(kv_cache.index_select(0, request.blocks))
         # Transposed back: the kernel wants the last dimension to be dense, and does not check it.
-        seen_keys = keys[request.blocks].permute(1, 0, 3, 2).flatten(1, 2)[:, :size].contiguous()
-        seen_values = values[request.blocks].transpose(0, 1).flatten(1, 2)[:, :size]
+        seen_keys = seen_keys.permute(1, 0, 3, 2).flatten(1, 2)[:, :size].contiguous()
+        seen_values = seen_values.transpose(0, 1).flatten(1, 2)[:, :size]
         # The kernel behind scaled_dot_product_attention, which tells the log-sum-exp, too. Heads may share keys.
         history, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query.transpose(0, 1).unsqueeze(0), seen_keys.unsqueeze(0), seen_values.unsqueeze(0), scale=scale
         )
         history, lse = history[0].transpose(0, 1), lse[0].transpose(0, 1)
     return merge_own(query, own_keys, own_values, rows, scale, history, lse).to(query.dtype)
+
+
+def _halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys ``[blocks, kv_heads, d, block_size]`` and values ``[blocks, kv_heads, block_size, d]`` of some blocks."""
+    num_blocks, kv_heads, block_size, double = kv_cache.shape
+    halves = kv_cache.view(num_blocks, kv_heads, 2, block_size * double // 2)
+    keys = halves[:, :, 0].view(num_blocks, kv_heads, -1, block_size)
+    return keys, halves[:, :, 1].view(num_blocks, kv_heads, block_size, -1)

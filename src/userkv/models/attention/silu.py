@@ -34,9 +34,9 @@ def silu_attention(
         out: ``[rows, heads, d]``, written for the plan's rows.
 
     """
-    by_head = kv_cache.transpose(0, 1)
     for request in plan.requests:
-        keys, values = by_head.index_select(1, request.blocks).flatten(1, 2).chunk(2, dim=-1)
+        # From the cache as it is: index_select would copy all of a transposed one first.
+        keys, values = kv_cache.index_select(0, request.blocks).transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)
         _history(query, keys, values, request, scale, bias, length, out)
         if request.candidates is not None:
             size = request.history_len
@@ -76,13 +76,14 @@ def _candidates(
     length: float,
     out: torch.Tensor,
 ) -> None:
-    seen = torch.arange(keys.shape[1], device=query.device)
+    table = None if bias is None else _bias_before(bias, keys.shape[1], rows.own_distance.shape[1])
+    offsets = rows.logical - keys.shape[1]
     for first in range(rows.first, rows.last, TILE):
         last = min(first + TILE, rows.last)
         scores = _scores(query[first:last], keys, scale)
-        if bias is not None:
-            logical = rows.logical[first - rows.first : last - rows.first]
-            scores += bias[logical.unsqueeze(1) - seen]
+        if table is not None:
+            # Candidates of one token are all equally far from the history.
+            scores += table if len(table) == 1 else table[offsets[first - rows.first : last - rows.first]]
         out[first:last] = (F.silu(scores, inplace=True) @ values).transpose(0, 1) / length
 
 
@@ -113,6 +114,11 @@ def _causal_bias(bias: torch.Tensor, at: int, end: int) -> torch.Tensor:
     behind = bias.new_zeros(end - at - 1)
     shifted = torch.cat((bias[:end].flip(0), behind)).unfold(0, end, 1)
     return shifted.flip(0)
+
+
+def _bias_before(bias: torch.Tensor, history_len: int, width: int) -> torch.Tensor:
+    """``bias[history_len + offset - key]`` for ``width`` offsets behind a history and all its keys."""
+    return bias[1 : history_len + width].unfold(0, history_len, 1).flip(1)
 
 
 def _scores(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:
