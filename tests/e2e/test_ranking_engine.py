@@ -201,5 +201,5 @@ def test_prompts_that_no_worker_could_compute_are_refused(subject: Subject) -> N
     else:
         refused([20] * 600, "the history has 600 tokens and the model takes 500")
         refused([20, *start, 17, 18], "at token 1 has 3 tokens; the model takes 2")
-    refused([20, 10**6], "out of vocabulary")
+    refused([20, 10**6], "tokens that are not from 0 to|out of vocabulary")
     subject.check(RankAsk([1, 2], [3, 4], "u"))

@@ -3,9 +3,11 @@
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from vllm.config import ModelConfig
 from vllm.pooling_params import PoolingParams
 
+from userkv.core.errors import InvalidUserRequestError
 from userkv.core.ranking import RankingFormat
 from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.core.request import UserRequest
@@ -35,8 +37,12 @@ def check(
     section = getattr(config, CONFIG_KEY, None)
     if not section or section.get("score") == "label" or token_ids is None:
         return
+    tokens = np.asarray(token_ids, np.int64)
+    vocabulary = model_config.get_vocab_size()
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocabulary:  # vLLM asks the tokenizer, if there is one.
+        raise InvalidUserRequestError(f"the prompt has tokens that are not from 0 to {vocabulary - 1}")
     _format(section.get("candidate_offset"), section.get("candidate_marker")).check(
-        token_ids,
+        tokens,
         user.history_len if user is not None else None,
         section.get("max_history_tokens", getattr(config, "max_sequence_length", None)),
         section.get("max_item_tokens", getattr(config, "max_item_tokens", None)),
