@@ -6,9 +6,10 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.ranking_steps import Shape, Step, shapes
+from tests.support.ranking_steps import FORMAT, Shape, Step, shapes
 from userkv.models.attention.cpu import attend
 from userkv.models.attention.flash import attend_candidates
+from userkv.models.attention.isolation import plan_isolation
 from userkv.models.attention.silu import silu_attention
 
 steps = st.lists(shapes(), min_size=1, max_size=4)
@@ -73,19 +74,16 @@ class TestSoftmax:
             return scores.masked_fill(~mask, -torch.inf).softmax(-1)
 
         dense = step.dense(weigh)
-        for request in step.plan.requests:
-            if request.candidates is not None:
-                rows = slice(request.candidates.first, request.candidates.last)
-                out = attend(step.query[rows], cache, request, request.candidates, step.size**-0.5)
-                torch.testing.assert_close(out, dense[rows], atol=1e-5, rtol=1e-5)
+        for candidates in step.plan.candidates:
+            out = attend(step.query[candidates.rows], cache, candidates, step.size**-0.5)
+            torch.testing.assert_close(out, dense[candidates.rows], atol=1e-5, rtol=1e-5)
 
     def test_scores_far_apart_do_not_overflow(self) -> None:
         step = Step([Shape(5, (2, 1), 5, 3)], kv_heads=4)
         step.query *= 1e4
         cache = torch.zeros(step.num_blocks, 4, step.block_size, 2 * step.size)
-        (request,) = step.plan.requests
-        assert request.candidates is not None
-        out = attend(step.query, cache, request, request.candidates, 1.0)
+        (candidates,) = step.plan.candidates
+        out = attend(step.query, cache, candidates, 1.0)
         assert torch.isfinite(out).all()
 
 
@@ -105,10 +103,8 @@ class TestFlash:
         out = torch.full_like(step.query, torch.nan)
         attend_candidates(step.query, cache, step.plan, step.size**-0.5, stand_in, out)
         dense = step.dense(lambda scores, mask, distance: scores.masked_fill(~mask, -torch.inf).softmax(-1))
-        for request in step.plan.requests:
-            if request.candidates is not None:
-                rows = slice(request.candidates.first, request.candidates.last)
-                torch.testing.assert_close(out[rows], dense[rows], atol=1e-5, rtol=1e-5)
+        for candidates in step.plan.candidates:
+            torch.testing.assert_close(out[candidates.rows], dense[candidates.rows], atol=1e-5, rtol=1e-5)
 
 
 def stand_in(
@@ -137,3 +133,21 @@ def stand_in(
         lse[:, first:last] = scores.logsumexp(-1)
         out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
     return out, lse
+
+
+class TestPlan:
+    """Which rows are where."""
+
+    @given(steps, st.integers(0, 9))
+    def test_every_row_is_in_one_part(self, chosen: list[Shape], seed: int) -> None:
+        step = Step(chosen, seed=seed)
+        rows = [row for history in step.plan.histories for row in range(history.first, history.last)]
+        rows += [row for candidates in step.plan.candidates for row in candidates.rows.tolist()]
+        assert sorted(rows) == list(range(len(step.query)))
+
+    def test_requests_behind_one_history_are_one(self) -> None:
+        positions = torch.from_numpy(FORMAT.positions([1] * 40 + [101, 102, 103]))
+        tables = torch.tensor([[5, 6], [5, 6], [5, 7]])
+        plan = plan_isolation(positions[:, 40:].repeat(1, 3), [0, 3, 6, 9], [43, 43, 43], tables, 32)
+        assert [candidates.rows.tolist() for candidates in plan.candidates] == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]
+        assert plan.candidates[0].blocks.tolist() == [5, 6]

@@ -17,7 +17,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from userkv.models.attention.isolation import CandidateRows, IsolationPlan, RequestRows
+from userkv.models.attention.isolation import CandidateRows, IsolationPlan
 from userkv.models.attention.metadata import plan_of
 from userkv.models.attention.softmax import merge_own
 
@@ -72,12 +72,10 @@ class IsolatedCPUImpl(CPUAttentionBackendImpl):
         if attn_metadata is None:
             return output
         plan = plan_of(attn_metadata)
-        if plan.has_history_rows:
+        if plan.histories:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
-        for request in plan.requests:
-            if request.candidates is not None:
-                rows = slice(request.candidates.first, request.candidates.last)
-                output[rows] = attend(query[rows], kv_cache, request, request.candidates, self.scale)
+        for candidates in plan.candidates:
+            output[candidates.rows] = attend(query[candidates.rows], kv_cache, candidates, self.scale)
         return output
 
 
@@ -112,16 +110,13 @@ def isolate(attention: Attention) -> None:
     attention.attn_backend = IsolatedCPUBackend
 
 
-def attend(
-    query: torch.Tensor, kv_cache: torch.Tensor, request: RequestRows, rows: CandidateRows, scale: float
-) -> torch.Tensor:
-    """Attention of a request's candidates.
+def attend(query: torch.Tensor, kv_cache: torch.Tensor, candidates: CandidateRows, scale: float) -> torch.Tensor:
+    """Attention of candidates behind one history.
 
     Args:
         query: ``[rows, heads, d]``.
         kv_cache: ``[blocks, kv_heads, block_size, 2 * d]``, as vLLM allocates it.
-        request: where its history is.
-        rows: which rows these are.
+        candidates: which rows these are, and where their history is.
         scale: of the scores.
 
     Returns:
@@ -129,12 +124,12 @@ def attend(
 
     """
     keys, values = _halves(kv_cache)
-    own_keys = keys[rows.own_blocks, :, :, rows.own_offsets]
-    own_values = values[rows.own_blocks, :, rows.own_offsets]
+    own_keys = keys[candidates.own_blocks, :, :, candidates.own_offsets]
+    own_values = values[candidates.own_blocks, :, candidates.own_offsets]
     history = lse = None
-    if request.history_len:
-        size = request.history_len
-        seen_keys, seen_values = _halves(kv_cache.index_select(0, request.blocks))
+    if candidates.history_len:
+        size = candidates.history_len
+        seen_keys, seen_values = _halves(kv_cache.index_select(0, candidates.blocks))
         # Transposed back: the kernel wants the last dimension to be dense, and does not check it.
         seen_keys = seen_keys.permute(1, 0, 3, 2).flatten(1, 2)[:, :size].contiguous()
         seen_values = seen_values.transpose(0, 1).flatten(1, 2)[:, :size]
@@ -143,7 +138,7 @@ def attend(
             query.transpose(0, 1).unsqueeze(0), seen_keys.unsqueeze(0), seen_values.unsqueeze(0), scale=scale
         )
         history, lse = history[0].transpose(0, 1), lse[0].transpose(0, 1)
-    return merge_own(query, own_keys, own_values, rows, scale, history, lse).to(query.dtype)
+    return merge_own(query, own_keys, own_values, candidates, scale, history, lse).to(query.dtype)
 
 
 def _halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

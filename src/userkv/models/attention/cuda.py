@@ -66,7 +66,7 @@ class IsolatedFlashImpl(FlashAttentionImpl):
         if attn_metadata is None:
             return output.zero_()
         plan = plan_of(attn_metadata)
-        if plan.has_history_rows:
+        if plan.histories:
             super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
         attend_candidates(query, kv_cache, plan, self.scale, self._kernel, output)
         return output

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from userkv.models.attention.isolation import CandidateRows, IsolationPlan, RequestRows
+from userkv.models.attention.isolation import CandidateRows, IsolationPlan
 from userkv.models.attention.softmax import merge_own
 
 
@@ -66,42 +66,40 @@ def attend_candidates(
 
     """
     keys, values = kv_cache.transpose(1, 2).chunk(2, dim=-1)
-    ranked = [(request, request.candidates) for request in plan.requests if request.candidates is not None]
-    behind_history = [(request, rows) for request, rows in ranked if request.history_len]
+    behind_history = [candidates for candidates in plan.candidates if candidates.history_len]
     if behind_history:
         history, lse = _histories(query, keys, values, behind_history, scale, kernel)
     at = 0
-    for request, rows in ranked:
-        size = rows.last - rows.first
+    for candidates in plan.candidates:
         of_history = of_lse = None
-        if request.history_len:
-            of_history, of_lse = history[at : at + size], lse[:, at : at + size].transpose(0, 1)
-            at += size
-        own = kv_cache[rows.own_blocks, :, rows.own_offsets]
-        own_keys, own_values = own.chunk(2, dim=-1)
-        merged = merge_own(query[rows.first : rows.last], own_keys, own_values, rows, scale, of_history, of_lse)
-        output[rows.first : rows.last] = merged.to(output.dtype)
+        if candidates.history_len:
+            end = at + len(candidates.rows)
+            of_history, of_lse = history[at:end], lse[:, at:end].transpose(0, 1)
+            at = end
+        own_keys, own_values = kv_cache[candidates.own_blocks, :, candidates.own_offsets].chunk(2, dim=-1)
+        merged = merge_own(query[candidates.rows], own_keys, own_values, candidates, scale, of_history, of_lse)
+        output[candidates.rows] = merged.to(output.dtype)
 
 
 def _histories(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    ranked: list[tuple[RequestRows, CandidateRows]],
+    behind: list[CandidateRows],
     scale: float,
     kernel: VarlenKernel,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over the histories alone, the requests' rows one after the other."""
+    """Attention over the histories alone, the candidates' rows one after the other."""
     device = query.device
-    sizes = [rows.last - rows.first for _, rows in ranked]
-    lengths = [request.history_len for request, _ in ranked]
+    sizes = [len(candidates.rows) for candidates in behind]
+    lengths = [candidates.history_len for candidates in behind]
     ends = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    widest = max(len(request.blocks) for request, _ in ranked)
-    table = torch.zeros(len(ranked), widest, dtype=torch.int32, device=device)
-    for number, (request, _) in enumerate(ranked):
-        table[number, : len(request.blocks)] = request.blocks
+    widest = max(len(candidates.blocks) for candidates in behind)
+    table = torch.zeros(len(behind), widest, dtype=torch.int32, device=device)
+    for number, candidates in enumerate(behind):
+        table[number, : len(candidates.blocks)] = candidates.blocks
     return kernel(
-        torch.cat([query[rows.first : rows.last] for _, rows in ranked]),
+        query[torch.cat([candidates.rows for candidates in behind])],
         keys,
         values,
         cu_seqlens_q=ends.to(device),

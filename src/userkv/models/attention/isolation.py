@@ -5,6 +5,7 @@ whole history and what lies before it in its own candidate, wherever in the step
 computed. So everything is read from the paged KV cache, to which the step's own keys have been written before.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +13,31 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CandidateRows:
-    """The rows of a request's candidates.
+class HistoryRows:
+    """The rows of one request that belong to its history.
 
     Attributes:
         first: the first of them among the step's rows; the others follow.
         last: behind the last one.
+        computed: tokens whose KV is there before the step: the index of the first row in the request.
+        blocks: int64, the engine's blocks that hold the history up to the last row.
+
+    """
+
+    first: int
+    last: int
+    computed: int
+    blocks: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CandidateRows:
+    """The rows of all candidates behind one history, of one request or of several of the same user.
+
+    Attributes:
+        rows: int64 ``[rows]``, their places among the step's rows.
+        history_len: tokens of the history.
+        blocks: int64, the engine's blocks that hold it.
         logical: int64 ``[rows]``, their logical positions, from the history's length on.
         own_blocks: int64 ``[rows, width]``, where the keys of a row's own candidate lie: the engine's block ...
         own_offsets: ... and the place in it.
@@ -25,8 +45,9 @@ class CandidateRows:
 
     """
 
-    first: int
-    last: int
+    rows: torch.Tensor
+    history_len: int
+    blocks: torch.Tensor
     logical: torch.Tensor
     own_blocks: torch.Tensor
     own_offsets: torch.Tensor
@@ -34,42 +55,11 @@ class CandidateRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RequestRows:
-    """The rows of one request in a step.
-
-    Attributes:
-        first: its first row; rows of the history come first.
-        history_end: behind its last row of the history.
-        computed: tokens whose KV is there before the step: the index of the first row in the request.
-        history_len: tokens of the history.
-        blocks: int64, the engine's blocks that hold the history, as far as there is one by the end of the step.
-        candidates: its rows of candidates, if there are any.
-
-    """
-
-    first: int
-    history_end: int
-    computed: int
-    history_len: int
-    blocks: torch.Tensor
-    candidates: CandidateRows | None
-
-    @property
-    def has_history_rows(self) -> bool:
-        """Whether the step computes a part of the history."""
-        return self.history_end > self.first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class IsolationPlan:
-    """All requests of a step."""
+    """All rows of a step. Each is in exactly one part."""
 
-    requests: tuple[RequestRows, ...]
-
-    @property
-    def has_history_rows(self) -> bool:
-        """Whether the step computes a part of any history."""
-        return any(request.has_history_rows for request in self.requests)
+    histories: tuple[HistoryRows, ...]
+    candidates: tuple[CandidateRows, ...]
 
 
 def plan_isolation(
@@ -89,32 +79,58 @@ def plan_isolation(
         block_size: tokens per block.
 
     """
-    requests = []
-    for number, seq_len in enumerate(seq_lens):
-        first, last = row_starts[number], row_starts[number + 1]
+    histories = []
+    behind: dict[tuple[int, ...], list[tuple[int, int, int, int]]] = defaultdict(list)
+    for request, seq_len in enumerate(seq_lens):
+        first, last = row_starts[request], row_starts[request + 1]
         if first == last:
             continue
         computed = seq_len - (last - first)
         history_len = int(positions[2, first])
         history_end = first + min(max(history_len - computed, 0), last - first)
-        blocks = block_table[number]
-        rows = None
+        if first < history_end:
+            size = computed + history_end - first
+            histories.append(HistoryRows(first, history_end, computed, _blocks(block_table, request, size, block_size)))
         if history_end < last:
-            rows = _candidate_rows(positions[:, history_end:last], history_end, computed - first, blocks, block_size)
-        num_blocks = -(-min(history_len, seq_len) // block_size)
-        requests.append(RequestRows(first, history_end, computed, history_len, blocks[:num_blocks].long(), rows))
-    return IsolationPlan(tuple(requests))
+            blocks = _blocks(block_table, request, history_len, block_size)
+            behind[history_len, *blocks.tolist()].append((request, history_end, last, computed - first))
+    candidates = [
+        _candidate_rows(positions, history_len, blocks, parts, block_table, block_size)
+        for (history_len, *blocks), parts in behind.items()
+    ]
+    return IsolationPlan(tuple(histories), tuple(candidates))
+
+
+def _blocks(block_table: torch.Tensor, request: int, size: int, block_size: int) -> torch.Tensor:
+    return block_table[request, : -(-size // block_size)].long()
 
 
 def _candidate_rows(
-    positions: torch.Tensor, first: int, shift: int, blocks: torch.Tensor, block_size: int
+    positions: torch.Tensor,
+    history_len: int,
+    blocks: Sequence[int],
+    parts: Sequence[tuple[int, int, int, int]],
+    block_table: torch.Tensor,
+    block_size: int,
 ) -> CandidateRows:
-    """``shift``: from the number of a row to its index in the request."""
-    last = first + positions.shape[1]
-    index = torch.arange(first + shift, last + shift, device=positions.device)
-    starts = positions[1]
+    """``parts``: of each request its number, first and last row, and what leads from a row to its index in it."""
+    device = positions.device
+    rows = torch.cat([torch.arange(first, last, device=device) for _, first, last, _ in parts])
+    sizes = torch.tensor([last - first for _, first, last, _ in parts], device=device)
+    requests = torch.tensor([request for request, *_ in parts], device=device).repeat_interleave(sizes)
+    index = rows + torch.tensor([shift for *_, shift in parts], device=device).repeat_interleave(sizes)
+    starts = positions[1, rows]
     width = int((index - starts).max()) + 1
-    own = starts.unsqueeze(1) + torch.arange(width, device=positions.device)
+    own = starts.unsqueeze(1) + torch.arange(width, device=device)
     distance = index.unsqueeze(1) - own
     own = own.where(distance >= 0, starts.unsqueeze(1))  # Somewhere harmless.
-    return CandidateRows(first, last, positions[0], blocks[own // block_size].long(), own % block_size, distance)
+    own_blocks = block_table[requests.unsqueeze(1), own // block_size].long()
+    return CandidateRows(
+        rows,
+        history_len,
+        torch.tensor(blocks, dtype=torch.int64, device=device),
+        positions[0, rows],
+        own_blocks,
+        own % block_size,
+        distance,
+    )

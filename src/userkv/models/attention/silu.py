@@ -7,7 +7,7 @@ CPU its time is that of the matrix products; on CUDA it would run, too, but a fu
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from userkv.models.attention.isolation import CandidateRows, IsolationPlan, RequestRows
+from userkv.models.attention.isolation import CandidateRows, HistoryRows, IsolationPlan
 
 TILE = 64
 """Rows at once: their scores stay in the CPU's cache, and causal ones skip most keys behind them."""
@@ -34,29 +34,35 @@ def silu_attention(
         out: ``[rows, heads, d]``, written for the plan's rows.
 
     """
-    for request in plan.requests:
-        # From the cache as it is: index_select would copy all of a transposed one first.
-        keys, values = kv_cache.index_select(0, request.blocks).transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)
-        _history(query, keys, values, request, scale, bias, length, out)
-        if request.candidates is not None:
-            size = request.history_len
-            _candidates(query, keys[:, :size], values[:, :size], request.candidates, scale, bias, length, out)
-            _own(query, kv_cache, request.candidates, scale, bias, length, out)
+    for history in plan.histories:
+        keys, values = _gather(kv_cache, history.blocks)
+        _history(query, keys, values, history, scale, bias, length, out)
+    for candidates in plan.candidates:
+        keys, values = (part[:, : candidates.history_len] for part in _gather(kv_cache, candidates.blocks))
+        _candidates(query, keys, values, candidates, scale, bias, length, out)
+        _own(query, kv_cache, candidates, scale, bias, length, out)
+
+
+def _gather(kv_cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of some blocks, ``[heads, tokens, d]`` each."""
+    # From the cache as it is: index_select would copy all of a transposed one first.
+    keys, values = kv_cache.index_select(0, blocks).transpose(0, 1).flatten(1, 2).chunk(2, dim=-1)
+    return keys, values
 
 
 def _history(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    request: RequestRows,
+    history: HistoryRows,
     scale: float,
     bias: torch.Tensor | None,
     length: float,
     out: torch.Tensor,
 ) -> None:
-    for first in range(request.first, request.history_end, TILE):
-        last = min(first + TILE, request.history_end)
-        at = request.computed + first - request.first
+    for first in range(history.first, history.last, TILE):
+        last = min(first + TILE, history.last)
+        at = history.computed + first - history.first
         end = at + last - first
         scores = _scores(query[first:last], keys[:, :end], scale)
         if bias is not None:
@@ -70,40 +76,42 @@ def _candidates(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    rows: CandidateRows,
+    candidates: CandidateRows,
     scale: float,
     bias: torch.Tensor | None,
     length: float,
     out: torch.Tensor,
 ) -> None:
-    table = None if bias is None else _bias_before(bias, keys.shape[1], rows.own_distance.shape[1])
-    offsets = rows.logical - keys.shape[1]
-    for first in range(rows.first, rows.last, TILE):
-        last = min(first + TILE, rows.last)
-        scores = _scores(query[first:last], keys, scale)
+    size, width = keys.shape[1], candidates.own_distance.shape[1]
+    table = None if bias is None else _bias_before(bias, size, width)
+    offsets = candidates.logical - size
+    for first in range(0, len(candidates.rows), TILE):
+        rows = candidates.rows[first : first + TILE]
+        scores = _scores(query[rows], keys, scale)
         if table is not None:
             # Candidates of one token are all equally far from the history.
-            scores += table if len(table) == 1 else table[offsets[first - rows.first : last - rows.first]]
-        out[first:last] = (F.silu(scores, inplace=True) @ values).transpose(0, 1) / length
+            scores += table if width == 1 else table[offsets[first : first + TILE]]
+        out[rows] = (F.silu(scores, inplace=True) @ values).transpose(0, 1) / length
 
 
 def _own(
     query: torch.Tensor,
     kv_cache: torch.Tensor,
-    rows: CandidateRows,
+    candidates: CandidateRows,
     scale: float,
     bias: torch.Tensor | None,
     length: float,
     out: torch.Tensor,
 ) -> None:
     """Add what a row sees of its own candidate."""
-    keys, values = kv_cache[rows.own_blocks, :, rows.own_offsets].chunk(2, dim=-1)  # [rows, width, heads, d] each
-    scores = torch.einsum("rhd,rwhd->rhw", query[rows.first : rows.last], keys) * scale
-    distance = rows.own_distance.unsqueeze(1)
+    own = kv_cache[candidates.own_blocks, :, candidates.own_offsets]
+    keys, values = own.chunk(2, dim=-1)  # [rows, width, heads, d] each
+    scores = torch.einsum("rhd,rwhd->rhw", query[candidates.rows], keys) * scale
+    distance = candidates.own_distance.unsqueeze(1)
     if bias is not None:
         scores += bias[distance.clamp(min=0)]
     weights = F.silu(scores) * (distance >= 0)
-    out[rows.first : rows.last] += torch.einsum("rhw,rwhd->rhd", weights, values) / length
+    out[candidates.rows] += torch.einsum("rhw,rwhd->rhd", weights, values) / length
 
 
 def _causal_bias(bias: torch.Tensor, at: int, end: int) -> torch.Tensor:
