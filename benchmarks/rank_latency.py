@@ -74,9 +74,10 @@ class Bench:
             for candidates in CANDIDATES:
                 user = f"{number}-{tokens}-{candidates}"
                 history = self._draw(tokens // self._per_item)
-                for tier in ("cold", "hbm"):
-                    self._measure(user, history, candidates, tier)
-                time.sleep(0.2)  # What the user has is being saved meanwhile; a step of anybody ends it.
+                self._measure(user, history, candidates, "cold")
+                time.sleep(0.3)  # What he has is being saved, which would share the cores with what comes next.
+                self._measure(user, history, candidates, "hbm")
+                time.sleep(0.1)
                 self._client.rank(f"{user}-other", self._draw(2), self._draw(1))  # HBM keeps one user: this one now.
                 self._measure(user, history, candidates, "dram")
 

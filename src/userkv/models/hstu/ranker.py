@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
@@ -40,9 +39,9 @@ class HSTURankerLayer(HSTULayer):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """One layer over the step's rows, ``[rows, width]``."""
-        u, v, q, k = F.silu(self.uvqk(self.input_norm(x))).split(self.sizes, dim=-1)
+        u, v, q, k = self.project(x)
         attended = self.attention(q.contiguous(), k.contiguous(), v.contiguous())
-        return x + self.output(u * self.attention_norm(attended))
+        return self.finish(x, u, attended.unflatten(-1, (self.num_heads, -1)))
 
 
 class HSTURanker(RankingModel, HSTUModel):
