@@ -74,6 +74,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         max_model_len=1024,
         max_num_batched_tokens=128,
         max_num_seqs=6,
+        # Requests take turns, and are let in although not all of them will fit: so they preempt each other.
+        long_prefill_token_threshold=40,
+        scheduler_reserve_full_isl=False,
         kv_transfer_config={
             "kv_connector": "MooncakeUserStoreConnector",
             "kv_role": "kv_both",
@@ -170,14 +173,25 @@ def test_randomised_traffic_under_pressure(subject: Subject) -> None:
     hits = 0
     for _ in range(12):
         asks = []
-        for _ in range(rng.randrange(1, 6)):
+        for _ in range(rng.randrange(1, 9)):
             user = rng.choice([*histories, None])
             history = histories[user] if user is not None else subject.draw(rng, rng.randrange(0, 30))
             if user is not None and rng.random() < 0.5:
                 histories[user] = history = (history + subject.draw(rng, rng.randrange(1, 10)))[:200]
-            asks.append(RankAsk(history, subject.draw(rng, rng.choice([1, 2, 10, 60, 100])), user))
+            asks.append(RankAsk(history, subject.draw(rng, rng.choice([1, 2, 10, 60, 150])), user))
         hits += sum(cached > 0 for cached in subject.check(*asks))
     assert hits > 5
+
+
+def test_preempted_requests(subject: Subject) -> None:
+    """They begin again, from what HBM still has, with all their scores."""
+    rng = random.Random(10)
+    preempted = metric("vllm:num_preemptions_total")
+    for _ in range(3):
+        subject.check(
+            *(RankAsk(subject.draw(rng, 150), subject.draw(rng, 120), user) for user in ("p1", "p2", None, "p3", None))
+        )
+    assert metric("vllm:num_preemptions_total") > preempted
 
 
 def test_prompts_that_no_worker_could_compute_are_refused(subject: Subject) -> None:
@@ -198,6 +212,7 @@ def test_prompts_that_no_worker_could_compute_are_refused(subject: Subject) -> N
     start = subject.engine.spec.format.candidate([16])
     if len(start) == 2:  # A marker.
         refused([20, start[0]], "a candidate at token 1 has no item's tokens")
+        refused([20, start[0], *[20] * 900], "at token 1 has 900 tokens; the model takes 2")
     else:
         refused([20] * 600, "the history has 600 tokens and the model takes 500")
         refused([20, *start, 17, 18], "at token 1 has 3 tokens; the model takes 2")

@@ -87,6 +87,14 @@ class Server:
         self._thread.start()
         self.url = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
 
+    async def stop_in_the_middle(self, request: web.Request) -> web.StreamResponse:
+        """Begins an answer and does not end it before the test does."""
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"id": ')
+        await self.hang(request)
+        return response
+
     async def hang(self, request: web.Request) -> web.StreamResponse:
         await self._end.wait()
         return web.Response()
@@ -218,8 +226,9 @@ def test_nobody_listens(call: Caller) -> None:
     assert isinstance(caught.value, UserKVError)
 
 
-def test_a_slow_answer_is_not_tried_again(server: Server, call: Caller) -> None:
-    server.script = [server.hang]
+@pytest.mark.parametrize("begun", [False, True], ids=["nothing came", "it stopped in the middle"])
+def test_a_slow_answer_is_not_tried_again(server: Server, call: Caller, begun: bool) -> None:
+    server.script = [server.stop_in_the_middle if begun else server.hang]
     with pytest.raises(RankTimeoutError, match=r"did not answer in 0\.2 s"):
         call(server.url, options={"timeout_s": 0.2})
     assert len(server.asked) == 1

@@ -166,3 +166,10 @@ def test_a_history_window(tmp_path: Path) -> None:
 def test_candidates_need_tokens_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettingError, match="there are 40 tokens, but vocab_size is 39"):
         load_spec(written(tmp_path, {**TABLE, "vocab_size": 39}))
+
+
+def test_an_item_has_few_tokens_whatever_the_model_says() -> None:
+    spec = RankingSpec.from_config(CODEC)
+    assert spec.prompt([], [[20] * 32]).num_candidates == 1
+    with pytest.raises(InvalidUserRequestError, match="more than the model's 32 tokens"):
+        spec.prompt([], [[20] * 33])

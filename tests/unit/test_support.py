@@ -140,7 +140,7 @@ def test_other_managers_are_refused() -> None:
 
 
 def test_without_the_switch_vllm_is_untouched() -> None:
-    """In a process of its own: vLLM loads the plugin, and none of its names changes."""
+    """In a process of its own: vLLM loads the plugin, and no name changes but for a check of ranking prompts."""
     script = """
 import sys
 import vllm.v1.core.kv_cache_manager, vllm.v1.core.sched.scheduler, vllm.v1.engine.core, vllm.v1.engine.async_llm
@@ -156,6 +156,7 @@ for module, name in [
     (vllm.v1.engine.async_llm.AsyncLLM, "generate"),
 ]:
     assert getattr(module, name).__module__.startswith("vllm."), name
+assert "ranking_requests" in vllm.v1.engine.input_processor.InputProcessor.process_inputs.__code__.co_filename
 print("untouched")
 """
     run = subprocess.run(

@@ -6,6 +6,7 @@ from typing import Self
 
 import requests
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import ReadTimeoutError
 
 from userkv.client.errors import RankConnectionError, RankTimeoutError
 from userkv.client.exchange import Exchange, Items, rank_request, reason
@@ -153,8 +154,16 @@ class RankClient:
             raise self._exchange.unreachable(f"no connection in {self._timeout_s:g} s") from error
         except requests.Timeout as error:
             raise RankTimeoutError(f"{url} did not answer in {self._timeout_s:g} s") from error
+        except requests.ConnectionError as error:
+            if _is_timeout(error):  # In the middle of the answer, requests calls it a broken connection.
+                raise RankTimeoutError(f"{url} did not answer in {self._timeout_s:g} s") from error
+            raise self._exchange.unreachable(reason(error)) from error
         except requests.RequestException as error:
             raise self._exchange.unreachable(reason(error)) from error
+
+
+def _is_timeout(error: requests.ConnectionError) -> bool:
+    return any(isinstance(cause, ReadTimeoutError) for cause in error.args)
 
 
 def _leave_alone(request: requests.PreparedRequest) -> requests.PreparedRequest:

@@ -145,7 +145,7 @@ class RankInfo:
     item_vocab_size: Annotated[int, Meta(description="Tokens of items are below this.", examples=[9740])]
     max_model_len: Annotated[int, Meta(description="Longest prompt: tokens of history and candidates.")]
     max_history_tokens: Annotated[int | None, Meta(description="Longest history; null: what fits.")] = None
-    max_item_tokens: Annotated[int | None, Meta(description="Longest item; null: any.")] = None
+    max_item_tokens: Annotated[int, Meta(description="Tokens of the longest item.", examples=[2])] = 32
     history_window: Annotated[
         dict[str, int] | None, Meta(description="How the server cuts longer histories, in items; null: it does not.")
     ] = None

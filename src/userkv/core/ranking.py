@@ -26,6 +26,9 @@ from userkv.core.ranking_keys import CONFIG_KEY
 
 Tokens = Sequence[int] | npt.NDArray[np.integer[Any]]
 
+MAX_ITEM_TOKENS = 32
+"""Tokens of an item at most, unless a model says otherwise: attention makes room in all rows for the widest one."""
+
 HISTORY = -1
 """In the second row of :meth:`RankingFormat.positions`: a token of the history."""
 

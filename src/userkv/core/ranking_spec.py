@@ -31,7 +31,7 @@ from userkv.core.errors import InvalidSettingError, InvalidUserRequestError
 from userkv.core.history_window import HistoryWindow
 from userkv.core.item_tokens import ItemTokens, ItemVocabulary, join, lay_out
 from userkv.core.items import DEFAULT_RESERVED, ItemCodec
-from userkv.core.ranking import RankingFormat, RankingPrompt
+from userkv.core.ranking import MAX_ITEM_TOKENS, RankingFormat, RankingPrompt
 from userkv.core.ranking_keys import CONFIG_KEY, ITEMS_FILE
 
 Item = int | Sequence[int]
@@ -159,7 +159,7 @@ class RankingSpec:
         tasks: names of the heads.
         task_weights: the score is the sum of the tasks' probabilities with these weights.
         max_history_tokens: longest history; ``None``: what fits into the engine.
-        max_item_tokens: longest item; ``None``: any.
+        max_item_tokens: tokens of the longest item.
         history_window: how the server cuts longer histories; ``None``: it refuses them.
 
     """
@@ -171,7 +171,7 @@ class RankingSpec:
     tasks: tuple[str, ...] = ("score",)
     task_weights: tuple[float, ...] = field(default=(1.0,))
     max_history_tokens: int | None = None
-    max_item_tokens: int | None = None
+    max_item_tokens: int = MAX_ITEM_TOKENS
     history_window: HistoryWindow | None = None
 
     @classmethod
@@ -201,7 +201,7 @@ class RankingSpec:
             scoring.tasks,
             scoring.task_weights,
             None if longest is None else _count("max_history_tokens", longest),
-            None if widest is None else _count("max_item_tokens", widest),
+            MAX_ITEM_TOKENS if widest is None else _count("max_item_tokens", widest),
             _window(section.get("history_window")),
         )
 
@@ -217,7 +217,7 @@ class RankingSpec:
         tokens = list(self.items.tokens(item)) if isinstance(item, int) else list(item)
         if not tokens or any(type(token) is not int or not 0 <= token < self.vocab_size for token in tokens):
             raise InvalidUserRequestError(f"item {item!r} must be tokens from 0 to {self.vocab_size - 1}, at least one")
-        if self.max_item_tokens is not None and len(tokens) > self.max_item_tokens:
+        if len(tokens) > self.max_item_tokens:
             raise InvalidUserRequestError(f"item {item!r} has more than the model's {self.max_item_tokens} tokens")
         if self.format is not None and len(self.format.starts(tokens)):
             raise InvalidUserRequestError(f"item {item!r} has a token that is reserved for the start of a candidate")
@@ -258,7 +258,7 @@ class RankingSpec:
         """Whether :meth:`tokens` would take all of them."""
         if not len(items.lengths):
             return True
-        longest = len(items.tokens) if self.max_item_tokens is None else self.max_item_tokens
+        longest = self.max_item_tokens
         return bool(
             items.lengths.min() >= 1
             and items.lengths.max() <= longest

@@ -58,7 +58,8 @@ class UserLookup:
         request: the validated contract.
         history: the first ``history_len`` prompt tokens.
         counted: the request is in the statistics already.
-        tiers: history tokens that it did not have to compute, by where they came from (``hbm``, ``dram``, ``ssd``).
+        tiers: history tokens that it did not have to compute when it started first, by where they came from (``hbm``,
+            ``dram``, ``ssd``).
 
     """
 
@@ -176,7 +177,6 @@ class UserCache:
         """
         if request_id in self._running:
             return
-        lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
         found = self._found.pop(request_id, _NOTHING)
         published = not lookup.request.write or found.common >= len(lookup.history)
         self._running[request_id] = _Running(lookup, found, start_tokens, published)
@@ -186,6 +186,7 @@ class UserCache:
         # Who starts again was preempted, or what he wanted to load failed: he computes what he has counted before.
         if lookup.request.read and not lookup.counted:
             lookup.counted = True
+            lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
             self.stats.history_tokens += len(lookup.history)
             self.stats.hit_tokens += hit_tokens
             self.stats.user_hits += hit_tokens > 0

@@ -8,17 +8,22 @@ _installed = False
 def register() -> None:
     """Make the ranking models known, and install the user cache if ``KV_MANAGER_FOR_GR`` is on.
 
-    Without it vLLM is left alone: the models then run on vLLM's own KV cache.
+    Without it vLLM is left alone, but for checks of prompts of ranking models, which then run on vLLM's own KV cache.
 
     Raises:
         InvalidSettingError: an environment variable of ours has a value that cannot be used.
 
     """
+    from userkv.engine import ranking_requests
     from userkv.models import registry
 
     registry.register()
     global _installed
-    if _installed or not CacheSettings.is_enabled():
+    if _installed:
+        return
+    if not CacheSettings.is_enabled():
+        ranking_requests.install()
+        _installed = True
         return
     CacheSettings.from_env()  # A setting that cannot be used should stop the start, not the engine's process later.
     # Imported here, so that a vLLM without the cache does not pay for it.

@@ -62,6 +62,7 @@ DEMO_RANKER: dict[str, Any] = {
         "candidate_marker": CANDIDATE_TOKEN_ID,
         "score": "logprob",
         "tasks": ["logprob"],
+        "max_item_tokens": 2,
         "items": {
             "kind": "codec",
             "base": (VOCAB_SIZE - NUM_RESERVED_TOKENS) // 2,

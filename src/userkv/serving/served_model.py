@@ -38,7 +38,9 @@ def ranking_arguments(directory: Path) -> list[str]:
     if section is None or section.get("score") == "label":
         return []
     tokenizer = any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
-    return ["--runner", "pooling", *(() if tokenizer else ("--skip-tokenizer-init",))]
+    # vLLM would make half precision of it, and of the scores.
+    dtype = ("--dtype", "float32") if _config(directory).get("dtype") == "float32" else ()
+    return ["--runner", "pooling", *dtype, *(() if tokenizer else ("--skip-tokenizer-init",))]
 
 
 def example_items(directory: Path) -> list[int]:
@@ -51,8 +53,13 @@ def example_items(directory: Path) -> list[int]:
 
 
 def _section(directory: Path) -> dict[str, Any] | None:
-    try:
-        section = json.loads((directory / "config.json").read_text()).get(CONFIG_KEY)
-    except (OSError, ValueError):
-        return None  # A hub's name; or vLLM will say what is wrong with it.
+    section = _config(directory).get(CONFIG_KEY)
     return section if isinstance(section, dict) else None
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}  # A hub's name; or vLLM will say what is wrong with it.
+    return config if isinstance(config, dict) else {}

@@ -71,7 +71,9 @@ def _layer(
 
     queries = own_q.flatten(1, 2).transpose(1, 2).flatten(0, 1)  # [batch * heads, moments * candidates, dqk]
     seen = bias[moments].view(batch, 1, num_moments, 1, length)
-    seen = seen.expand(batch, heads, num_moments, num_candidates, length).reshape(batch * heads, -1, length)
+    seen = seen.expand(batch, heads, num_moments, num_candidates, length).reshape(
+        batch * heads, num_moments * num_candidates, length
+    )
     found = F.silu(torch.baddbmm(seen, queries, keys)) @ values
     attended = found.unflatten(0, (batch, heads)).transpose(1, 2).unflatten(1, (num_moments, num_candidates))
     attended = attended + _self_weight(layer, own_q, own_k).unsqueeze(-1) * own_v

@@ -130,7 +130,8 @@ class SchedulerHalf:
         # A request's history counts once, with what it started from first; see UserCacheStats.
         counted = num_external_tokens if first_start else 0
         tier = answer.tier or Tier.DRAM
-        asking.lookup.tiers[tier.value] = num_external_tokens
+        if first_start:
+            asking.lookup.tiers[tier.value] = num_external_tokens
         asking.load = Load(request_id, asking.user, answer.usable.generation, tier, counted)
         self._loads.start(asking.load, reads, block_ids[first:end])
 

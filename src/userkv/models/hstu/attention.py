@@ -129,8 +129,9 @@ class HSTUImpl(AttentionImpl[HSTUMetadata]):
     ) -> None:
         """Write the step's keys and values, ``[rows, heads, d]`` each, to their places."""
         block_size = kv_cache.shape[2]
-        slots = slot_mapping.long()
-        kv_cache[slots // block_size, :, slots % block_size] = torch.cat((key, value), dim=-1)[: len(slots)]
+        rows = (slot_mapping >= 0).nonzero().squeeze(1)  # The others are padding.
+        slots = slot_mapping[rows].long()
+        kv_cache[slots // block_size, :, slots % block_size] = torch.cat((key, value), dim=-1)[rows]
 
     def forward(
         self,

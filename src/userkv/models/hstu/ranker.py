@@ -53,11 +53,20 @@ class HSTURanker(RankingModel, HSTUModel):
             raise UnsupportedEngineError("an HSTU ranker runs on one worker; start more engines instead")
         if config.dqk != config.dv:
             raise UnsupportedEngineError(f"an HSTU ranker needs dqk == dv, not {config.dqk} and {config.dv}")
+        section = getattr(config, CONFIG_KEY)
+        for name, most in (
+            ("max_history_tokens", config.max_sequence_length),
+            ("max_item_tokens", config.max_item_tokens),
+        ):
+            if (section.get(name) or 0) > most:
+                raise UnsupportedEngineError(
+                    f"{CONFIG_KEY}: {name} is {section[name]}, but the model has {most} positions"
+                )
         super().__init__(config)
         self.layers = nn.ModuleList(
             HSTURankerLayer(config, vllm_config, maybe_prefix(prefix, f"layers.{i}")) for i in range(config.num_blocks)
         )
-        self.ranking_format = RankingFormat.from_config(getattr(config, CONFIG_KEY))
+        self.ranking_format = RankingFormat.from_config(section)
         self.pooler = RankingPooler(self.ranking_format, HeadScorer(self.logits, len(config.tasks)))
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:

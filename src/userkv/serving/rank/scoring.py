@@ -60,7 +60,8 @@ class OnePassScorer:
         self._num_tasks = len(spec.tasks)
 
     async def score(self, prompt: RankingPrompt, candidates: Sequence[Item], user: User, request_id: str) -> Scored:
-        params = PoolingParams(task="classify", extra_kwargs=_extra(user))
+        # vLLM's own prefix cache knows no candidates: a hit in one would lose its score.
+        params = PoolingParams(task="classify", extra_kwargs=_extra(user), skip_reading_prefix_cache=not user)
         output = await _last(self._engine.encode(tokens_input(prompt.token_ids), params, request_id))
         shape = (prompt.num_candidates, self._num_tasks)
         return Scored(_checked(output.outputs.data, shape), _cached(output, prompt.history_len))
