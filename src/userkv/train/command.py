@@ -37,7 +37,7 @@ def train_command(args: Namespace) -> int:
 
     """
     settings = train_settings(args)
-    output = Path(args.output).expanduser().absolute()
+    output = Path(args.output).expanduser().resolve()
     check_output(output)
     data = Path(args.data) if args.data else Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA) / DEFAULT_LOG
     interactions = read_interactions(data, args.format, skip_bad=args.skip_bad)

@@ -10,7 +10,8 @@ import numpy as np
 
 from userkv.client.request import BadFieldError
 from userkv.client.wire import Item, RankInfo, RankRequest
-from userkv.core.errors import UserKVError
+from userkv.core.errors import InvalidUserRequestError, UserKVError
+from userkv.core.ranking import RankingPrompt
 from userkv.core.ranking_spec import ItemCode, ItemTable, RankingSpec
 from userkv.core.request import UserRequest
 from userkv.serving.rank.scoring import Scorer
@@ -75,7 +76,7 @@ class RankService:
         _check_candidates(request)
         window = self.spec.history_window
         history = request.history if window is None else window.cut(request.history)
-        prompt = self.spec.prompt(history, request.candidates)
+        prompt = self._prompt(history, request.candidates)
         self._check_length(request, prompt.token_ids, prompt.history_len)
         await self._check_weights(request.weights_version)
         name = f"rank-{(request_id or uuid.uuid4().hex)[:_MAX_REQUEST_ID]}"
@@ -127,6 +128,17 @@ class RankService:
             served = " or ".join(repr(served) for served in self.names)
             raise UnknownModelError(f"there is no model {name[:80]!r}; this server has {served}")
         return name or self.names[0]
+
+    def _prompt(self, history: Sequence[Item], candidates: Sequence[Item]) -> RankingPrompt:
+        try:
+            return self.spec.prompt(history, candidates)
+        except InvalidUserRequestError as error:
+            field = "candidates"
+            try:
+                self.spec.prompt(history, [])
+            except InvalidUserRequestError:
+                field = "history"
+            raise BadFieldError(str(error), field) from error
 
     def _check_length(self, request: RankRequest, token_ids: list[int], history_len: int) -> None:
         if not token_ids:
