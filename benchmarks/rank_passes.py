@@ -40,9 +40,9 @@ Case = tuple[int, int, str]
 @contextmanager
 def engine(model: Path, *, users: bool, **options: Any) -> Iterator[Any]:
     """An offline engine with a KV cache of 1 GiB."""
-    from userkv.bench.engine_target import _prepare_environment
+    from userkv.bench.engine_target import prepare_environment
 
-    _prepare_environment(users)
+    prepare_environment(users)
     from vllm import LLM
 
     llm = LLM(

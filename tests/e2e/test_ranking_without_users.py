@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.v1.engine.input_processor import InputProcessor
 
-from tests.support.ranking_engine import RankAsk, RankingEngine, hstu_scores, write_hstu
-from userkv.core.ranking_spec import load_spec
-from userkv.core.settings import ENABLE
-from userkv.engine import ranking_requests
+from tests.support.ranking_engine import RankAsk, RankingEngine, hstu_scores, start_ranking_engine, write_hstu
 
 pytestmark = pytest.mark.e2e
 
@@ -23,28 +19,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[RankingEngine]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv(ENABLE, "0")
-        monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-        monkeypatch.setattr(InputProcessor, "process_inputs", InputProcessor.process_inputs)  # To be put back.
-        ranking_requests.install()  # As the plugin does it in a process of its own.
-        from vllm import LLM
-
-        llm = LLM(
-            str(model),
-            runner="pooling",
-            skip_tokenizer_init=True,
-            dtype="float32",
-            enforce_eager=True,
-            enable_prefix_caching=True,
-            kv_cache_memory_bytes=2**26,
-            block_size=32,
-            max_model_len=1024,
-        )
-        try:
-            yield RankingEngine(llm, load_spec(model))
-        finally:
-            llm.llm_engine.engine_core.shutdown()
+    with start_ranking_engine(model, users=False, block_size=32, max_model_len=1024) as engine:
+        yield engine
 
 
 def test_a_repeated_request_has_all_scores(engine: RankingEngine, model: Path) -> None:

@@ -12,3 +12,15 @@ def put_users_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner, name, value in list(patches.replacements()):
         monkeypatch.setattr(owner, name, value)
     patches.register_connector()
+
+
+def put_only_models_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set what the plugin sets where the user cache is off."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from userkv.engine import plugin, ranking_requests
+
+    monkeypatch.setenv("KV_MANAGER_FOR_GR", "0")
+    monkeypatch.setattr(plugin, "_installed", True)
+    monkeypatch.setattr(InputProcessor, "process_inputs", InputProcessor.process_inputs)  # To be put back.
+    ranking_requests.install()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.support.patching import put_users_into_vllm
+from tests.support.patching import put_only_models_into_vllm, put_users_into_vllm
 from userkv.core.ranking_spec import RankingSpec, load_spec
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel, isolation_mask
@@ -79,10 +79,13 @@ class RankingEngine:
 
 
 @contextmanager
-def start_ranking_engine(model: Path, **options: Any) -> Iterator[RankingEngine]:
-    """An engine with the user cache, in float32; ``options`` are those of vLLM's ``LLM``."""
+def start_ranking_engine(model: Path, *, users: bool = True, **options: Any) -> Iterator[RankingEngine]:
+    """An engine in float32, with the user cache or without; ``options`` are those of vLLM's ``LLM``."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        put_users_into_vllm(monkeypatch)
+        if users:
+            put_users_into_vllm(monkeypatch)
+        else:
+            put_only_models_into_vllm(monkeypatch)
         monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm import LLM
 

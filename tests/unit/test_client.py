@@ -217,6 +217,12 @@ def test_a_server_that_keeps_hanging_up(server: Server, call: Caller) -> None:
     assert len(server.asked) == 3
 
 
+def test_text_that_is_no_unicode_is_not_sent(server: Server, call: Caller) -> None:
+    with pytest.raises(RankRequestError, match="not valid Unicode; remove lone surrogates"):
+        call(server.url, "rank", "\ud800", [1], [2])
+    assert not server.asked
+
+
 def test_nobody_listens(call: Caller) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

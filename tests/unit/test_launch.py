@@ -86,6 +86,8 @@ def test_a_ranking_model_pools(model: str) -> None:
     assert "--dtype" not in result.vllm_arguments
     config.write_text(json.dumps({"userkv_ranking": {"candidate_marker": 3}, "dtype": "float32"}))
     assert values(plan(["--model", model]).vllm_arguments, "--dtype") == ["float32"]
+    config.write_text(json.dumps({"userkv_ranking": {"candidate_marker": 3}, "torch_dtype": "float32"}))
+    assert values(plan(["--model", model]).vllm_arguments, "--dtype") == ["float32"]
     (Path(model) / "tokenizer.json").touch()
     assert "--skip-tokenizer-init" not in plan(["--model", model]).vllm_arguments
     config.write_text(json.dumps({"userkv_ranking": {"score": "label"}}))

@@ -7,15 +7,19 @@ import shutil
 import struct
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.pool_settings import PoolSettings
 from userkv.core.request import UserKey
-from userkv.engine.pool import namespace
-from userkv.engine.pool.namespace import Namespaces, fingerprint, weights_fingerprint
+from userkv.engine.pool import assemble, namespace
+from userkv.engine.pool.namespace import Namespaces, code_fingerprint, fingerprint, weights_fingerprint
+from userkv.models import registry
 
 SIZES = {"embed": 200_000, "layers.0.q": 5000, "layers.0.k": 4096, "layers.1.q": 17, "norm": 2}
 KEY = UserKey("u")
@@ -153,6 +157,46 @@ class TestFacts:
     def test_it_is_the_same_in_every_process(self) -> None:
         """And in every version: another value makes all that is stored unreadable."""
         assert fingerprint({"a": [1, "x", None]}) == "22c4b82b18d9801b"
+
+
+class TestCode:
+    """Of models that are ours: with other code, the same weights have other KV."""
+
+    def test_any_change_of_a_file_or_its_name(self, tmp_path: Path) -> None:
+        def digest(files: dict[str, str]) -> str:
+            directory = Path(tempfile.mkdtemp(dir=tmp_path)) / "models"
+            for name, text in files.items():
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                (directory / name).write_text(text)
+            return code_fingerprint(directory.rglob("*.py"))
+
+        files = {"a.py": "x = 1", "hstu/b.py": "y = 2"}
+        others = [{**files, "a.py": "x = 2"}, {**files, "c.py": ""}, {"a.py": "x = 1", "hstu/c.py": "y = 2"}]
+        assert len({digest(each) for each in [files, *others]}) == 4
+        assert digest(dict(reversed(files.items()))) == digest(files)
+
+    def test_it_is_a_fact_of_our_models_and_of_no_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def facts(architecture: str) -> Any:
+            model = SimpleNamespace(
+                hf_config=SimpleNamespace(to_dict=dict),
+                architectures=[architecture],
+                dtype="float32",
+                quantization=None,
+            )
+            config = SimpleNamespace(
+                model_config=model,
+                cache_config=SimpleNamespace(cache_dtype="auto", block_size=128),
+                parallel_config=SimpleNamespace(world_size=1),
+            )
+            return assemble._facts(config, PoolSettings(), [])  # type: ignore[arg-type]
+
+        before = {name: fingerprint(facts(name)) for name in ("HSTURanker", "Qwen3Ranker", "Qwen3ForCausalLM")}
+        monkeypatch.setattr(registry, "code_files", list)
+        after = {name: fingerprint(facts(name)) for name in before}
+        assert {name for name in before if before[name] != after[name]} == {"HSTURanker", "Qwen3Ranker"}
+
+    def test_positions_are_a_part_of_it(self) -> None:
+        assert {"silu.py", "ranker.py", "qwen3.py", "ranking.py"} <= {path.name for path in registry.code_files()}
 
 
 class TestVersions:

@@ -14,7 +14,7 @@ from userkv.core.history_window import HistoryWindow
 from userkv.core.ranking import RankingFormat
 from userkv.core.ranking_spec import load_spec
 from userkv.models.hstu.reference import isolation_mask
-from userkv.train.evaluate import evaluate, leave_out, popularity
+from userkv.train.evaluate import Case, evaluate, leave_out, popularity
 from userkv.train.export import load_ranker
 from userkv.train.logs import read_interactions
 from userkv.train.scorer import ModelScorer
@@ -83,7 +83,7 @@ def test_the_saved_model_scores_as_the_report_says(trained: Path, log: Path, rep
     # The same through prompts, as a server reads requests.
     spec = load_spec(trained)
     assert spec.format is not None
-    for case in cases[:5]:
+    for case in [*cases[:5], Case("new", [], cases[0].candidates)]:
         prompt = spec.prompt(case.history, case.candidates)
         positions = torch.from_numpy(spec.format.positions(prompt.token_ids))
         with torch.no_grad():

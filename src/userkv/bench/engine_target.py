@@ -49,7 +49,7 @@ class EngineTarget:
 
     async def start(self) -> None:
         """Starts the engine (tens of seconds). Raises InvalidSettingError if vLLM refuses model or arguments."""
-        _prepare_environment(self._users)
+        prepare_environment(self._users)
         try:
             from vllm.config import KVTransferConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
@@ -119,7 +119,7 @@ class EngineTarget:
             self._engine = None
 
 
-def _prepare_environment(users: bool) -> None:
+def prepare_environment(users: bool) -> None:
     """What ``userkv serve`` sets too; vLLM reads it when it is imported."""
     if users:
         launch.check_plugin(os.environ)

@@ -10,7 +10,6 @@ from userkv.client.errors import RankConnectionError, RankTimeoutError
 from userkv.client.exchange import Exchange, Items, rank_request, reason
 from userkv.client.retry import RETRIED_STATUSES, RetryPolicy
 from userkv.client.wire import RankInfo, RankRequest, RankResult
-from userkv.core.errors import InvalidSettingError
 
 
 class AsyncRankClient:
@@ -29,11 +28,7 @@ class AsyncRankClient:
         timeout_s: float = 30.0,
         retry: RetryPolicy | None = None,
     ) -> None:
-        if not timeout_s > 0:
-            raise InvalidSettingError(f"timeout_s must be more than 0, not {timeout_s!r}")
-        self._exchange = Exchange(server, model, api_key)
-        self._timeout_s = timeout_s
-        self._retry = RetryPolicy() if retry is None else retry
+        self._exchange = Exchange(server, model, api_key, timeout_s, retry)
         self._session: aiohttp.ClientSession | None = None
 
     async def rank(
@@ -102,7 +97,7 @@ class AsyncRankClient:
             self._session = aiohttp.ClientSession(
                 headers=self._exchange.headers,
                 connector=aiohttp.TCPConnector(limit=0),  # How many run at once is the caller's decision.
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self._exchange.timeout_s),
             )
         return self._session
 
@@ -116,7 +111,7 @@ class AsyncRankClient:
                     return status, answer
             except RankConnectionError as error:
                 failure = error
-            wait = self._retry.wait_s(attempt, retry_after)
+            wait = self._exchange.retry.wait_s(attempt, retry_after)
             if wait is None:
                 if failure is not None:
                     raise failure
@@ -130,6 +125,6 @@ class AsyncRankClient:
             async with self._open().request(method, url, data=body, allow_redirects=False) as response:
                 return response.status, await response.read(), response.headers.get("Retry-After")
         except TimeoutError as error:
-            raise RankTimeoutError(f"{url} did not answer in {self._timeout_s:g} s") from error
+            raise RankTimeoutError(f"{url} did not answer in {self._exchange.timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._exchange.unreachable(reason(error)) from error

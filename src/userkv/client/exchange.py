@@ -17,6 +17,7 @@ from userkv.client.errors import (
     RankRequestError,
     RankServerError,
 )
+from userkv.client.retry import RetryPolicy
 from userkv.client.wire import RankInfo, RankRequest, RankResult
 from userkv.core.errors import InvalidSettingError
 
@@ -32,21 +33,29 @@ class Exchange:
     """How one server is asked. Thread-safe: nothing changes.
 
     Raises:
-        InvalidSettingError: the address is none.
+        InvalidSettingError: an argument cannot be used.
 
     Attributes:
         url: of the endpoint.
         headers: of every request.
+        timeout_s: seconds to wait.
+        retry: when to try again.
 
     """
 
-    def __init__(self, server: str, model: str | None, api_key: str | None) -> None:
+    def __init__(
+        self, server: str, model: str | None, api_key: str | None, timeout_s: float, retry: RetryPolicy | None
+    ) -> None:
+        if not timeout_s > 0:
+            raise InvalidSettingError(f"timeout_s must be more than 0, not {timeout_s!r}")
         base = server.rstrip("/").removesuffix("/v1")
         if not base.startswith(("http://", "https://")):
             raise InvalidSettingError(f"the server's address must start with http:// or https://, not {server!r}")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise InvalidSettingError("the API key must be printable ASCII, as a header is")
         self.url = base + PATH
+        self.timeout_s = timeout_s
+        self.retry = RetryPolicy() if retry is None else retry
         self._model = model
         self.headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if api_key:
@@ -57,11 +66,15 @@ class Exchange:
 
         Raises:
             TypeError: an item is neither a number nor a list of numbers.
+            RankRequestError: a text is not valid Unicode.
 
         """
         if request.model is None and self._model is not None:
             request = msgspec.structs.replace(request, model=self._model)
-        return msgspec.json.encode(request, enc_hook=_plain)
+        try:
+            return msgspec.json.encode(request, enc_hook=_plain)
+        except UnicodeEncodeError as error:
+            raise RankRequestError("a text of the request is not valid Unicode; remove lone surrogates") from error
 
     def result(self, request: RankRequest, status: int, answer: bytes) -> RankResult:
         """The answer to a request.

@@ -12,7 +12,6 @@ from userkv.client.errors import RankConnectionError, RankTimeoutError
 from userkv.client.exchange import Exchange, Items, rank_request, reason
 from userkv.client.retry import RETRIED_STATUSES, RetryPolicy
 from userkv.client.wire import RankInfo, RankRequest, RankResult
-from userkv.core.errors import InvalidSettingError
 
 CONNECTIONS = 32
 """Kept open at most; more threads than that at once open further ones for a single request."""
@@ -48,11 +47,7 @@ class RankClient:
         timeout_s: float = 30.0,
         retry: RetryPolicy | None = None,
     ) -> None:
-        if not timeout_s > 0:
-            raise InvalidSettingError(f"timeout_s must be more than 0, not {timeout_s!r}")
-        self._exchange = Exchange(server, model, api_key)
-        self._timeout_s = timeout_s
-        self._retry = RetryPolicy() if retry is None else retry
+        self._exchange = Exchange(server, model, api_key, timeout_s, retry)
         self._session = requests.Session()
         self._session.headers.update(self._exchange.headers)
         # Without this, requests overwrites our Authorization with what ~/.netrc has for the host.
@@ -138,7 +133,7 @@ class RankClient:
                 retry_after = response.headers.get("Retry-After")
             except RankConnectionError as error:
                 failure = error
-            wait = self._retry.wait_s(attempt, retry_after)
+            wait = self._exchange.retry.wait_s(attempt, retry_after)
             if wait is None:
                 if failure is not None:
                     raise failure
@@ -147,16 +142,16 @@ class RankClient:
             attempt += 1
 
     def _attempt(self, method: str, body: bytes | None) -> requests.Response:
-        url = self._exchange.url
+        url, seconds = self._exchange.url, self._exchange.timeout_s
         try:
-            return self._session.request(method, url, data=body, timeout=self._timeout_s, allow_redirects=False)
+            return self._session.request(method, url, data=body, timeout=seconds, allow_redirects=False)
         except requests.ConnectTimeout as error:
-            raise self._exchange.unreachable(f"no connection in {self._timeout_s:g} s") from error
+            raise self._exchange.unreachable(f"no connection in {seconds:g} s") from error
         except requests.Timeout as error:
-            raise RankTimeoutError(f"{url} did not answer in {self._timeout_s:g} s") from error
+            raise RankTimeoutError(f"{url} did not answer in {seconds:g} s") from error
         except requests.ConnectionError as error:
             if _is_timeout(error):  # In the middle of the answer, requests calls it a broken connection.
-                raise RankTimeoutError(f"{url} did not answer in {self._timeout_s:g} s") from error
+                raise RankTimeoutError(f"{url} did not answer in {seconds:g} s") from error
             raise self._exchange.unreachable(reason(error)) from error
         except requests.RequestException as error:
             raise self._exchange.unreachable(reason(error)) from error

@@ -258,10 +258,9 @@ class RankingSpec:
         """Whether :meth:`tokens` would take all of them."""
         if not len(items.lengths):
             return True
-        longest = self.max_item_tokens
         return bool(
             items.lengths.min() >= 1
-            and items.lengths.max() <= longest
+            and items.lengths.max() <= self.max_item_tokens
             and items.tokens.min() >= 0
             and items.tokens.max() < self.vocab_size
             and not (self.format is not None and self.format.is_start(items.tokens).any())

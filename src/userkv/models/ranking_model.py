@@ -74,7 +74,7 @@ class RankingPooler(Pooler):
 
     def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> PoolerOutput:
         cursor = pooling_metadata.get_pooling_cursor()
-        ends = (cursor.seq_lens_cpu).tolist()
+        ends = cursor.seq_lens_cpu.tolist()
         steps = cursor.num_scheduled_tokens_cpu.tolist()
         outputs: list[torch.Tensor | None] = []
         first = 0

@@ -1,15 +1,23 @@
 """Makes the ranking models known to transformers and vLLM. Cheap: the models are imported when they are used."""
 
+from pathlib import Path
+
 from transformers import AutoConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.v1.attention.backends.registry import register_backend
 
+from userkv.core import ranking
 from userkv.models.hstu.config import ARCHITECTURE, MODEL_TYPE, HSTUConfig
 
 MODELS = {
     ARCHITECTURE: "userkv.models.hstu.ranker:HSTURanker",
     "Qwen3Ranker": "userkv.models.qwen3:Qwen3Ranker",
 }
+
+
+def code_files() -> list[Path]:
+    """The files whose code decides what these models' KV is: theirs, and what tells them positions."""
+    return [*Path(__file__).parent.rglob("*.py"), Path(ranking.__file__)]
 
 
 def register() -> None:

@@ -39,7 +39,8 @@ def ranking_arguments(directory: Path) -> list[str]:
         return []
     tokenizer = any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json"))
     # vLLM would make half precision of it, and of the scores.
-    dtype = ("--dtype", "float32") if _config(directory).get("dtype") == "float32" else ()
+    config = _config(directory)
+    dtype = ("--dtype", "float32") if config.get("dtype", config.get("torch_dtype")) == "float32" else ()
     return ["--runner", "pooling", *dtype, *(() if tokenizer else ("--skip-tokenizer-init",))]
 
 

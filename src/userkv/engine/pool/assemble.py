@@ -23,10 +23,11 @@ from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.layout import KVLayout
 from userkv.engine.pool.lookup_rpc import MooncakeLookupClient
 from userkv.engine.pool.mooncake_engine import MooncakeEngine
-from userkv.engine.pool.namespace import Namespaces, weight_files, weights_fingerprint
+from userkv.engine.pool.namespace import Namespaces, code_fingerprint, weight_files, weights_fingerprint
 from userkv.engine.pool.saves import PoolSaves
 from userkv.engine.pool.scheduler_half import SchedulerHalf
 from userkv.engine.pool.worker_half import WorkerHalf
+from userkv.models import registry
 from userkv.store.user_store import MooncakeUserStore
 
 logger = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ def _facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerFacts
         "layouts": [worker.layout for worker in workers],
         "layerwise": settings.use_layerwise,
         "vllm": vllm.__version__,
+        "code": code_fingerprint(registry.code_files()) if registry.MODELS.keys() & {*model.architectures} else "",
     }
 
 

@@ -2,13 +2,15 @@
 
 ``{model}#{weights version}#{fingerprint}[#{adapter}]``, each part percent-encoded: the version changes with the
 weights, the fingerprint with everything else that changes KV's bytes or meaning: model configuration, data types, block
-size, memory layout, how heads are split, and on CPUs the instruction set, for which the bytes are packed.
+size, memory layout, how heads are split, on CPUs the instruction set, for which the bytes are packed, and the code of
+models that are ours.
 """
 
 import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +29,17 @@ def fingerprint(facts: Any) -> str:
     """A short digest of facts that JSON can hold."""
     text = json.dumps([_FORMAT, facts], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def code_fingerprint(files: Iterable[Path]) -> str:
+    """A digest of the code of models that are ours, which changes what KV means without any other sign of it.
+
+    A comment counts as a change, too; that costs each user a miss once.
+    """
+    state = xxhash.xxh3_64()
+    for path in sorted(files):
+        state.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return state.hexdigest()
 
 
 def weight_files(model: str) -> list[Path]:

@@ -5,7 +5,7 @@ block_size, d]`` (measured on 0.32.0 for the kernels ``vec`` and ``vec16``; the 
 is not used here).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from vllm.model_executor.layers.attention import Attention
@@ -17,19 +17,15 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from userkv.models.attention.isolation import CandidateRows, IsolationPlan
-from userkv.models.attention.metadata import plan_of
+from userkv.models.attention.isolate import isolate_layer
+from userkv.models.attention.isolation import CandidateRows
+from userkv.models.attention.metadata import Planned, facts_of, fields_of, plan_of
 from userkv.models.attention.softmax import merge_own
 
 
 @dataclass
-class IsolatedCPUMetadata(CPUAttentionMetadata):
-    """vLLM's metadata, as :class:`PlannedMetadata`."""
-
-    row_starts: list[int] | None = None
-    seq_lens_list: list[int] | None = None
-    block_size: int = 0
-    isolation: IsolationPlan | None = None
+class IsolatedCPUMetadata(Planned, CPUAttentionMetadata):
+    """vLLM's metadata with a plan."""
 
 
 class IsolatedCPUMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -46,12 +42,7 @@ class IsolatedCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> IsolatedCPUMetadata:
         base = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        return IsolatedCPUMetadata(
-            **{field.name: getattr(base, field.name) for field in fields(base)},
-            row_starts=base.query_start_loc.tolist(),
-            seq_lens_list=base.seq_lens.tolist(),
-            block_size=self.block_size,
-        )
+        return IsolatedCPUMetadata(**fields_of(base), **facts_of(common_attn_metadata, self.block_size))
 
 
 class IsolatedCPUImpl(CPUAttentionBackendImpl):
@@ -92,22 +83,8 @@ class IsolatedCPUBackend(CPUAttentionBackend):
 
 
 def isolate(attention: Attention) -> None:
-    """Give a layer that vLLM has made this backend.
-
-    Raises:
-        ValueError: it does something that candidates' rows would not get.
-
-    """
-    impl = attention.impl
-    if type(impl) is not CPUAttentionBackendImpl:
-        raise ValueError(f"candidates can be isolated in vLLM's CPU attention only, not in {type(impl).__name__}")
-    if impl.alibi_slopes is not None or impl.sliding_window != -1 or impl.logits_soft_cap or impl.sinks is not None:
-        raise ValueError("candidates cannot be isolated with ALiBi, a sliding window, a soft cap or sinks")
-    if impl.is_fp8_kv_cache:
-        raise ValueError("candidates cannot be isolated over an FP8 KV cache; leave out --kv-cache-dtype")
-    # The state is the same; only forward() differs.
-    impl.__class__ = IsolatedCPUImpl
-    attention.attn_backend = IsolatedCPUBackend
+    """Give a layer that vLLM has made this backend; raises as :func:`isolate_layer`."""
+    isolate_layer(attention, CPUAttentionBackendImpl, IsolatedCPUBackend, -1)
 
 
 def attend(query: torch.Tensor, kv_cache: torch.Tensor, candidates: CandidateRows, scale: float) -> torch.Tensor:

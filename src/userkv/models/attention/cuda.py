@@ -3,7 +3,7 @@
 What is around the kernel (``flash.py``) is tested on a CPU with a stand-in for it.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,34 +18,23 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from userkv.models.attention.flash import attend_candidates
-from userkv.models.attention.isolation import IsolationPlan
-from userkv.models.attention.metadata import plan_of
+from userkv.models.attention.isolate import isolate_layer
+from userkv.models.attention.metadata import Planned, facts_of, fields_of, plan_of
 
 
 @dataclass
-class IsolatedFlashMetadata(FlashAttentionMetadata):
-    """vLLM's metadata, as :class:`PlannedMetadata`."""
-
-    row_starts: list[int] | None = None
-    seq_lens_list: list[int] | None = None
-    block_size: int = 0
-    isolation: IsolationPlan | None = None
+class IsolatedFlashMetadata(Planned, FlashAttentionMetadata):
+    """vLLM's metadata with a plan."""
 
 
 class IsolatedFlashMetadataBuilder(FlashAttentionMetadataBuilder):
-    """Adds to vLLM's metadata what a plan is made from. The lengths' way to the host costs a synchronisation."""
+    """Adds to vLLM's metadata what a plan is made from."""
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> IsolatedFlashMetadata:
         base = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        num_reqs = common_attn_metadata.num_reqs
-        return IsolatedFlashMetadata(
-            **{field.name: getattr(base, field.name) for field in fields(base)},
-            row_starts=common_attn_metadata.query_start_loc_cpu[: num_reqs + 1].tolist(),
-            seq_lens_list=common_attn_metadata.seq_lens[:num_reqs].tolist(),
-            block_size=self.block_size,
-        )
+        return IsolatedFlashMetadata(**fields_of(base), **facts_of(common_attn_metadata, self.block_size))
 
 
 class IsolatedFlashImpl(FlashAttentionImpl):
@@ -90,24 +79,5 @@ class IsolatedFlashBackend(FlashAttentionBackend):
 
 
 def isolate(attention: Attention) -> None:
-    """Give a layer that vLLM has made this backend.
-
-    Raises:
-        ValueError: it does something that candidates' rows would not get.
-
-    """
-    impl = attention.impl
-    if type(impl) is not FlashAttentionImpl:
-        raise ValueError(f"candidates can be isolated in FlashAttention only, not in {type(impl).__name__}")
-    if (
-        impl.alibi_slopes is not None
-        or impl.sliding_window != (-1, -1)
-        or impl.logits_soft_cap
-        or impl.sinks is not None
-    ):
-        raise ValueError("candidates cannot be isolated with ALiBi, a sliding window, a soft cap or sinks")
-    if impl.kv_cache_dtype.startswith("fp8"):
-        raise ValueError("candidates cannot be isolated over an FP8 KV cache; leave out --kv-cache-dtype")
-    # The state is the same; only forward() differs.
-    impl.__class__ = IsolatedFlashImpl
-    attention.attn_backend = IsolatedFlashBackend
+    """Give a layer that vLLM has made this backend; raises as :func:`isolate_layer`."""
+    isolate_layer(attention, FlashAttentionImpl, IsolatedFlashBackend, (-1, -1))

@@ -1,21 +1,45 @@
 """How a step's plan reaches the attention layers: it travels in vLLM's attention metadata."""
 
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from vllm.forward_context import get_forward_context
+from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from userkv.models.attention.isolation import IsolationPlan, plan_isolation
 
 
-class PlannedMetadata(Protocol):
-    """Attention metadata that can carry a plan."""
+@dataclass(kw_only=True)
+class Planned:
+    """What attention metadata of a ranking model has besides vLLM's.
 
-    isolation: IsolationPlan | None
+    Attributes:
+        row_starts: where each request's rows begin, and where the last one's end.
+        seq_lens_list: tokens of each request by the end of the step.
+        block_size: tokens per block.
+        isolation: the plan, once the model has made it.
+
+    """
+
     row_starts: list[int]
     seq_lens_list: list[int]
-    block_table: torch.Tensor
     block_size: int
+    isolation: IsolationPlan | None = None
+
+
+def facts_of(common: CommonAttentionMetadata, block_size: int) -> dict[str, Any]:
+    """The arguments of :class:`Planned` for a step. On a GPU the lengths' way to the host is a synchronisation."""
+    return {
+        "row_starts": common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
+        "seq_lens_list": common.seq_lens[: common.num_reqs].tolist(),
+        "block_size": block_size,
+    }
+
+
+def fields_of(metadata: Any) -> dict[str, Any]:
+    """What vLLM has put into its metadata."""
+    return {field.name: getattr(metadata, field.name) for field in fields(metadata)}
 
 
 def attach_plan(positions: torch.Tensor) -> None:
@@ -34,7 +58,7 @@ def attach_plan(positions: torch.Tensor) -> None:
         )
 
 
-def plan_of(metadata: PlannedMetadata) -> IsolationPlan:
+def plan_of(metadata: Planned) -> IsolationPlan:
     """The plan of the step.
 
     Raises:

@@ -14,22 +14,17 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
-from userkv.models.attention.isolation import IsolationPlan
-from userkv.models.attention.metadata import plan_of
+from userkv.models.attention.metadata import Planned, facts_of, plan_of
 from userkv.models.attention.silu import silu_attention
 
 BACKEND = "USERKV_HSTU"
 
 
-@dataclass
-class HSTUMetadata:
-    """A step, as :class:`PlannedMetadata`."""
+@dataclass(kw_only=True)
+class HSTUMetadata(Planned):
+    """A step; ``block_table`` is ``[requests, blocks]``."""
 
-    row_starts: list[int]
-    seq_lens_list: list[int]
     block_table: torch.Tensor
-    block_size: int
-    isolation: IsolationPlan | None = None
 
 
 class HSTUMetadataBuilder(AttentionMetadataBuilder[HSTUMetadata]):
@@ -43,13 +38,8 @@ class HSTUMetadataBuilder(AttentionMetadataBuilder[HSTUMetadata]):
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> HSTUMetadata:
-        num_reqs = common_attn_metadata.num_reqs
-        return HSTUMetadata(
-            common_attn_metadata.query_start_loc_cpu[: num_reqs + 1].tolist(),
-            common_attn_metadata.seq_lens[:num_reqs].tolist(),
-            common_attn_metadata.block_table_tensor[:num_reqs],
-            self.kv_cache_spec.block_size,
-        )
+        table = common_attn_metadata.block_table_tensor[: common_attn_metadata.num_reqs]
+        return HSTUMetadata(block_table=table, **facts_of(common_attn_metadata, self.kv_cache_spec.block_size))
 
 
 class HSTUBackend(AttentionBackend):
