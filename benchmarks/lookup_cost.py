@@ -24,7 +24,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import hash_block_tokens, init_none_hash
 
 from userkv.core.keys import pool_uid
-from userkv.core.lru import UserKVLRUManager
+from userkv.core.policies.lru import UserKVLRUManager
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.save_plan import plan_save
 from userkv.core.settings import CacheSettings

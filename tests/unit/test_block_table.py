@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.fake_pool import FakeBlock, FakePool
 from userkv.core.block_table import UserBlockTable, longest_hit
 from userkv.core.errors import IntegrityError
-from userkv.core.lru import UserKVLRUManager
+from userkv.core.policies.lru import UserKVLRUManager
 from userkv.core.tokens import as_tokens
 
 BLOCK = 4
@@ -66,7 +66,7 @@ class TableAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        blocks = self.table.evict_one()
+        blocks = self.table.evict(10**9)
         assert bool(blocks) == bool(self.order)
         if self.order:
             victim = self.order.pop(0)

@@ -240,13 +240,34 @@ def test_an_aborted_request_leaves_what_it_computed_of_the_history(engine: Any) 
     assert ask(engine, history, [1]) == 24
 
 
-def test_running_users_are_not_evicted_and_idle_ones_go_in_lru_order(engine: Any) -> None:
+def held(engine: Any) -> dict[str, int]:
+    """Users in HBM, and how many of their tokens."""
+    return {key.user_id: len(entry.tokens) for key, entry in engine.users.table.user_to_blocks.items()}
+
+
+def test_running_users_are_not_evicted_and_of_idle_ones_the_least_worthy_loses_his_tail(engine: Any) -> None:
     for user in "abc":
         ask(engine, [ord(user) % 5, *HISTORY], [1], user=user)
+    before = held(engine)
     ask(engine, [ord("a") % 5, *HISTORY], [2], user="a")
     ask(engine, [4] * 32, [1], user="d")
-    held = {key.user_id for key in engine.users.table.user_to_blocks}
-    assert held == {"a", "c", "d"}
+    after = held(engine)
+    assert (after["a"], after["c"], after["d"]) == (before["a"], before["c"], 32)
+    assert 0 < after["b"] < before["b"]
+    ask(engine, [3] * 32, [1], user="e")
+    assert "b" not in held(engine)
+
+
+def test_users_whose_requests_wait_are_spared(engine: Any) -> None:
+    for user in "abc":
+        ask(engine, [ord(user) % 5, *HISTORY], [1], user=user)
+    before = held(engine)
+    running = engine.add([4] * 32, 1, {"user_id": "d"})
+    waiting = engine.add([ord("a") % 5, *HISTORY, 1], 1, {"user_id": "a", "history_len": len(HISTORY) + 1})
+    engine.drain()
+    assert engine.cached[waiting] == before["a"]
+    assert engine.cached[running] == 0
+    assert held(engine)["b"] < before["b"]
 
 
 def test_a_request_that_must_not_read_the_cache_does_not(engine: Any) -> None:
@@ -284,7 +305,7 @@ def test_free_blocks_are_kept_and_usage_counts_idle_users_as_free(patched_vllm: 
     manager = engine.scheduler.kv_cache_manager
     for user in "abcd":
         ask(engine, [ord(user) % 5, *HISTORY], [1], user=user)
-    assert len(engine.users.table) == 3
+    assert engine.users.table.num_blocks == 10
     assert manager.usage == 0.0
     engine.add(HISTORY, 1, {"user_id": "x"})
     engine.step()

@@ -26,7 +26,7 @@ class PoolTraffic(GRTraffic):
         if event == "lose":
             pool.lose()
         elif event == "empty HBM":
-            while self.engine.users.table.evict_one():
+            while self.engine.users.table.evict(10**9):
                 pass
         elif event in ("down", "up"):
             pool.down = event == "down"
@@ -67,7 +67,7 @@ def test_a_request_whose_load_fails_counts_once(how: str, patched_vllm: pytest.M
     engine = OracleEngine(40, async_scheduling=False, pool=how)
     engine.add([2, 3, 4, 1] * 5, 1, {"user_id": "a"})
     engine.drain()
-    assert engine.users.table.evict_one()
+    assert engine.users.table.evict(10**9)
     patched_vllm.setattr(UserCacheStats, "take", asdict)  # Nothing is reset.
     before = engine.users.stats.take()
     loads = engine.oracle_pool.loads_done

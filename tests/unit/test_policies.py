@@ -4,20 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from userkv.core.lru import UserKVLRUManager
-from userkv.core.policy import EvictionPolicy
+from userkv.core.policies import POLICIES, make_policy
+from userkv.core.policies.lru import UserKVLRUManager
+from userkv.core.policies.policy import EvictionPolicy
 
-POLICIES: list[type[EvictionPolicy[int]]] = [UserKVLRUManager]
-
-steps = st.lists(st.tuples(st.sampled_from(["add", "discard", "evict"]), st.integers(0, 6)), max_size=60)
+steps = st.lists(st.tuples(st.sampled_from(["add", "discard", "evict", "request"]), st.integers(0, 6)), max_size=60)
 
 
-@pytest.mark.parametrize("policy_cls", POLICIES)
+@pytest.mark.parametrize("name", POLICIES)
 @given(steps=steps)
-def test_victims_are_exactly_the_users_that_may_go(
-    policy_cls: type[EvictionPolicy[int]], steps: list[tuple[str, int]]
-) -> None:
-    policy = policy_cls()
+def test_victims_are_exactly_the_users_that_may_go(name: str, steps: list[tuple[str, int]]) -> None:
+    policy: EvictionPolicy[int] = make_policy(name, 10)
     held: set[int] = set()
     for action, user in steps:
         if action == "add" and user not in held:
@@ -26,8 +23,11 @@ def test_victims_are_exactly_the_users_that_may_go(
         elif action == "discard":
             policy.discard(user)
             held.discard(user)
+        elif action == "request":
+            policy.note_request(user, 1 + user)
         elif action == "evict":
             victim = policy.victim()
+            assert policy.victim() == victim
             assert (victim is None) == (not held)
             if victim is not None:
                 assert victim in held
@@ -39,9 +39,9 @@ def test_victims_are_exactly_the_users_that_may_go(
     assert policy.victim() is None
 
 
-@pytest.mark.parametrize("policy_cls", POLICIES)
-def test_a_user_is_added_once(policy_cls: type[EvictionPolicy[int]]) -> None:
-    policy = policy_cls()
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_user_is_added_once(name: str) -> None:
+    policy: EvictionPolicy[int] = make_policy(name, 10)
     policy.add(1)
     with pytest.raises(ValueError, match="already"):
         policy.add(1)
@@ -54,6 +54,8 @@ def test_lru_evicts_in_the_order_of_last_use(steps: list[tuple[str, int]]) -> No
     for action, user in steps:
         if action == "evict":
             assert policy.victim() == (order[0] if order else None)
+        elif action == "request":
+            policy.note_request(user, 1)  # Only the end of a request counts.
         else:
             policy.discard(user)
             order = [other for other in order if other != user]

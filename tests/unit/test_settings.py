@@ -7,7 +7,7 @@ from userkv.core.settings import CacheSettings
 def test_defaults_are_the_documented_ones() -> None:
     settings = CacheSettings.from_env({})
     assert settings == CacheSettings(
-        enabled=False, lru=True, max_users=100, min_free_blocks=0, single_flight_seconds=5.0
+        enabled=False, lru=True, max_users=100, min_free_blocks=0, single_flight_seconds=5.0, policy="adaptive"
     )
 
 
@@ -18,8 +18,21 @@ def test_every_variable_is_read() -> None:
         "VLLM_USER_KV_LRU_MAX_USERS": "0",
         "VLLM_USER_KV_LRU_MIN_FREE_BLOCKS": "7",
         "USERKV_SINGLE_FLIGHT_MAX_WAIT_MS": "250",
+        "USERKV_EVICTION_POLICY": "Frequency",
     }
-    assert CacheSettings.from_env(env) == CacheSettings(True, False, 0, 7, 0.25)
+    assert CacheSettings.from_env(env) == CacheSettings(True, False, 0, 7, 0.25, "frequency")
+
+
+def test_asking_for_lru_by_the_fields_own_name_gives_lru() -> None:
+    assert CacheSettings.from_env({"VLLM_ENABLE_USER_KV_LRU": "1"}).policy == "lru"
+    assert CacheSettings.from_env({"VLLM_ENABLE_USER_KV_LRU": "0"}).policy == "adaptive"
+    both = {"VLLM_ENABLE_USER_KV_LRU": "1", "USERKV_EVICTION_POLICY": "adaptive"}
+    assert CacheSettings.from_env(both).policy == "adaptive"
+
+
+def test_an_unknown_policy_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(InvalidSettingError, match=r"USERKV_EVICTION_POLICY='fifo'.*adaptive, frequency, lru"):
+        CacheSettings.from_env({"USERKV_EVICTION_POLICY": "fifo"})
 
 
 @pytest.mark.parametrize("text", ["1", "true", "ON", " yes "])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from userkv.core.errors import IntegrityError
-from userkv.core.policy import EvictionPolicy
+from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.tokens import TokenArray, common_prefix
 
 K = TypeVar("K", bound=Hashable)
@@ -49,7 +49,7 @@ class UserEntry:
 class UserBlockTable(Generic[K]):
     """Users, their history tokens and their KV blocks; eviction of whole users.
 
-    A user is *busy* between :meth:`acquire` and :meth:`release` (his requests run) and never evicted then.
+    A user is *busy* between :meth:`acquire` and :meth:`release` (his requests run or wait) and not evicted then.
     Every operation is O(1) in the number of users. Not thread-safe: the scheduler thread owns it.
 
     Args:
@@ -76,7 +76,7 @@ class UserBlockTable(Generic[K]):
         return self.user_to_blocks.get(user)
 
     def acquire(self, user: K) -> None:
-        """A request of this user starts: he is not evicted until it ends. Users without an entry count too."""
+        """A request of this user starts or waits: he is not evicted until :meth:`release`. He may have no entry yet."""
         count = self._busy.get(user, 0)
         self._busy[user] = count + 1
         if count == 0 and user in self._policy:
@@ -84,7 +84,7 @@ class UserBlockTable(Generic[K]):
             self.num_evictable_blocks -= len(self.user_to_blocks[user].blocks)
 
     def release(self, user: K) -> None:
-        """A request of this user has ended."""
+        """A request of this user has ended, or waits no more."""
         count = self._busy[user] - 1
         if count:
             self._busy[user] = count
@@ -95,8 +95,12 @@ class UserBlockTable(Generic[K]):
             self._policy.add(user)
             self.num_evictable_blocks += len(entry.blocks)
 
+    def note_request(self, user: K, num_tokens: int) -> None:
+        """A request begins whose history has ``num_tokens`` tokens, for the policy; once per request."""
+        self._policy.note_request(user, -(-num_tokens // self.block_size))
+
     def num_running(self, user: K) -> int:
-        """How many requests of this user run."""
+        """How many requests keep this user busy."""
         return self._busy.get(user, 0)
 
     def put(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> None:
@@ -115,6 +119,9 @@ class UserBlockTable(Generic[K]):
             raise ValueError(f"user {user!r} has no running request")
         if len(blocks) != -(-len(tokens) // self.block_size) or not blocks:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks of {self.block_size}")
+        self._replace(user, tokens, blocks)
+
+    def _replace(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> None:
         old = self.user_to_blocks.get(user)
         old_blocks = old.blocks if old is not None else ()
         shared = 0
@@ -127,8 +134,14 @@ class UserBlockTable(Generic[K]):
         self.user_to_blocks[user] = UserEntry(tokens, tuple(blocks))
         self.num_blocks += len(blocks) - len(old_blocks)
 
-    def evict_one(self) -> int:
-        """Evict the user whom the policy names.
+    def evict(self, at_most: int) -> int:
+        """Take blocks from the user whom the policy names: the last ones of his history, or all if he has no more.
+
+        He stays the one whom the policy names until he has none left or a request of his starts: what is left of his
+        history is a head, worth as much per block as it was before.
+
+        Args:
+            at_most: how many blocks, at least 1.
 
         Returns:
             How many blocks the table let go, 0 if nobody can be evicted. (A block that a finished request's transfer
@@ -138,12 +151,11 @@ class UserBlockTable(Generic[K]):
         user = self._policy.victim()
         if user is None:
             return 0
-        blocks = len(self.user_to_blocks[user].blocks)
-        self.drop(user)
-        return blocks
+        held = len(self.user_to_blocks[user].blocks)
+        return self.shorten(user, max(0, held - at_most) * self.block_size)
 
     def busy_users(self) -> list[K]:
-        """Users with running requests."""
+        """Users with requests that run or wait, in the order in which they became busy."""
         return list(self._busy)
 
     def unused_tail(self, user: K, keep: int = 0) -> int:
@@ -173,10 +185,12 @@ class UserBlockTable(Generic[K]):
         if num_tokens == 0:
             self.drop(user)
         else:
-            tokens = entry.tokens[:num_tokens].copy()
-            tokens.flags.writeable = False
-            self.put(user, tokens, entry.blocks[: -(-num_tokens // self.block_size)])
-        return before - self.num_blocks
+            # A view: what it saves to copy a long history counts for more than the memory of the tokens beyond.
+            self._replace(user, entry.tokens[:num_tokens], entry.blocks[: -(-num_tokens // self.block_size)])
+        freed = before - self.num_blocks
+        if user in self._policy:
+            self.num_evictable_blocks -= freed
+        return freed
 
     def drop(self, user: K) -> None:
         """Forget a user and let go of his blocks, busy or not. Unknown users are ignored."""

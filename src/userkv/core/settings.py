@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.policies import DEFAULT, LRU, POLICIES
 
 ENABLE = "KV_MANAGER_FOR_GR"
 ENABLE_LRU = "VLLM_ENABLE_USER_KV_LRU"
 MAX_USERS = "VLLM_USER_KV_LRU_MAX_USERS"
 MIN_FREE_BLOCKS = "VLLM_USER_KV_LRU_MIN_FREE_BLOCKS"
+POLICY = "USERKV_EVICTION_POLICY"
 SINGLE_FLIGHT_MS = "USERKV_SINGLE_FLIGHT_MAX_WAIT_MS"
 
 VLLM_STYLE_NAMES = (ENABLE_LRU, MAX_USERS, MIN_FREE_BLOCKS)
@@ -25,12 +27,14 @@ class CacheSettings:
 
     Attributes:
         enabled: replace vLLM's prefix-cache coordinator (``KV_MANAGER_FOR_GR``, off).
-        lru: keep to ``max_users`` and ``min_free_blocks`` all the time by evicting the least recently used users
-            (``VLLM_ENABLE_USER_KV_LRU``, on). Off: users go only when a request needs their blocks.
+        lru: keep to ``max_users`` and ``min_free_blocks`` all the time by evicting users (``VLLM_ENABLE_USER_KV_LRU``,
+            on). Off: users go only when a request needs their blocks.
         max_users: users held in HBM at most (``VLLM_USER_KV_LRU_MAX_USERS``, 100; 0 = no limit).
         min_free_blocks: KV blocks kept free for requests to come (``VLLM_USER_KV_LRU_MIN_FREE_BLOCKS``, 0).
         single_flight_seconds: how long a request waits while another request computes the same user's history
             (``USERKV_SINGLE_FLIGHT_MAX_WAIT_MS`` / 1000, 5; 0 = never wait).
+        policy: who is evicted first, one of :data:`userkv.core.policies.POLICIES` (``USERKV_EVICTION_POLICY``). By
+            default ``adaptive``, or ``lru`` where ``VLLM_ENABLE_USER_KV_LRU`` asks for it by being set to 1.
 
     """
 
@@ -39,6 +43,7 @@ class CacheSettings:
     max_users: int = 100
     min_free_blocks: int = 0
     single_flight_seconds: float = 5.0
+    policy: str = DEFAULT
 
     @staticmethod
     def is_enabled(env: Mapping[str, str] | None = None) -> bool:
@@ -66,6 +71,7 @@ class CacheSettings:
             max_users=_count(env, MAX_USERS, default.max_users),
             min_free_blocks=_count(env, MIN_FREE_BLOCKS, default.min_free_blocks),
             single_flight_seconds=_count(env, SINGLE_FLIGHT_MS, int(default.single_flight_seconds * 1000)) / 1000,
+            policy=_policy(env),
         )
 
 
@@ -78,6 +84,15 @@ def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
     if text == "":
         return default
     raise InvalidSettingError(f"{name}={env[name]!r} is neither on nor off; set it to 1 or 0")
+
+
+def _policy(env: Mapping[str, str]) -> str:
+    name = env.get(POLICY, "").strip().lower()
+    if name == "":
+        return LRU if _flag(env, ENABLE_LRU, False) else DEFAULT
+    if name not in POLICIES:
+        raise InvalidSettingError(f"{POLICY}={env[POLICY]!r} is no policy; set it to one of {', '.join(POLICIES)}")
+    return name
 
 
 def _count(env: Mapping[str, str], name: str, default: int) -> int:

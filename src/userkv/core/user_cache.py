@@ -5,8 +5,8 @@ when. It knows nothing of vLLM: the engine tells it what was computed, and hands
 
 Life of a request::
 
-    find ... find  ->  start  ->  publish (each step)  ->  finish
-                        ^--- preempted: finish, then find again ---'
+    arrive  ->  find ... find  ->  start  ->  publish (each step)  ->  finish
+                                    ^--- preempted: finish, then find again ---'
 """
 
 import time
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Protocol
 
 from userkv.core.block_table import BlockPool, UserBlockTable, UserEntry, longest_hit
 from userkv.core.errors import IntegrityError
-from userkv.core.lru import UserKVLRUManager
-from userkv.core.policy import EvictionPolicy
+from userkv.core.policies import make_policy
+from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.settings import CacheSettings
 from userkv.core.single_flight import SingleFlight
 from userkv.core.stats import UserCacheStats
 from userkv.core.tokens import TokenArray
+from userkv.core.waiting import WaitingUsers
 
 
 class UserHit(NamedTuple):
@@ -57,7 +58,7 @@ class UserLookup:
         key: whose KV this is.
         request: the validated contract.
         history: the first ``history_len`` prompt tokens.
-        counted: the request is in the statistics already.
+        counted: the request is in the statistics already, and the policy of eviction knows of it.
         tiers: history tokens that it did not have to compute when it started first, by where they came from (``hbm``,
             ``dram``, ``ssd``).
 
@@ -68,6 +69,13 @@ class UserLookup:
     history: TokenArray
     counted: bool = False
     tiers: dict[str, int] = field(default_factory=dict)
+    _compared: tuple[UserEntry | None, int] = (None, 0)
+
+    def held_by(self, entry: UserEntry | None) -> int:
+        """How many tokens of the history an entry of the table holds; compared with each entry once."""
+        if entry is not self._compared[0]:
+            self._compared = entry, longest_hit(entry, self.history)
+        return self._compared[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +109,7 @@ class UserCache:
         num_blocks: KV blocks that requests and users share.
         pool: the engine's block pool.
         settings: limits.
-        policy: order of eviction; LRU by default.
+        policy: order of eviction; by default the one that ``settings`` names.
         clock: seconds, monotonic.
 
     """
@@ -115,7 +123,9 @@ class UserCache:
         policy: EvictionPolicy[UserKey] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.table: UserBlockTable[UserKey] = UserBlockTable(block_size, pool, policy or UserKVLRUManager())
+        self.table: UserBlockTable[UserKey] = UserBlockTable(
+            block_size, pool, policy if policy is not None else make_policy(settings.policy, num_blocks)
+        )
         self.stats = UserCacheStats()
         self.listener: UserCacheListener | None = None
         self._block_size = block_size
@@ -124,8 +134,13 @@ class UserCache:
         self._flight: SingleFlight[UserKey] = SingleFlight(
             settings.single_flight_seconds, block_size, clock, self.stats
         )
+        self._waiting: WaitingUsers[UserKey] = WaitingUsers(self.table)
         self._found: dict[str, _Found] = {}
         self._running: dict[str, _Running] = {}
+
+    def arrive(self, request_id: str, lookup: UserLookup) -> None:
+        """A request waits to start: what HBM has of its user had better stay until then."""
+        self._waiting.arrive(request_id, lookup.key)
 
     def find(self, request_id: str, lookup: UserLookup, num_tokens: int) -> UserHit:
         """How much of the request's history HBM holds; may be asked again until the request starts.
@@ -144,7 +159,7 @@ class UserCache:
             self._found[request_id] = _NOTHING
             return NO_HIT
         entry = self.table.get(lookup.key)
-        common = longest_hit(entry, lookup.history)
+        common = lookup.held_by(entry)
         hit = min(common, num_tokens - 1)
         if self._blocks_for(num_tokens) >= self._num_blocks:
             hit -= hit % self._block_size
@@ -162,7 +177,7 @@ class UserCache:
         if not lookup.request.read:
             return False
         return self._flight.must_wait(
-            request_id, lookup.key, lookup.history, lambda: longest_hit(self.table.get(lookup.key), lookup.history)
+            request_id, lookup.key, lookup.history, lambda: lookup.held_by(self.table.get(lookup.key))
         )
 
     def start(self, request_id: str, lookup: UserLookup, hit_tokens: int, start_tokens: int) -> None:
@@ -181,11 +196,15 @@ class UserCache:
         published = not lookup.request.write or found.common >= len(lookup.history)
         self._running[request_id] = _Running(lookup, found, start_tokens, published)
         self.table.acquire(lookup.key)
+        self._waiting.leave(request_id)
         if not published:
             self._flight.lead(request_id, lookup.key, lookup.history)
         # Who starts again was preempted, or what he wanted to load failed: he computes what he has counted before.
-        if lookup.request.read and not lookup.counted:
-            lookup.counted = True
+        if lookup.counted:
+            return
+        lookup.counted = True
+        self.table.note_request(lookup.key, len(lookup.history))
+        if lookup.request.read:
             lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
             self.stats.history_tokens += len(lookup.history)
             self.stats.hit_tokens += hit_tokens
@@ -226,6 +245,7 @@ class UserCache:
 
         """
         self._found.pop(request_id, None)
+        self._waiting.leave(request_id)
         self._flight.forget(request_id)
         running = self._running.pop(request_id, None)
         if running is None:
@@ -240,9 +260,10 @@ class UserCache:
     def make_room(self, missing: int, request_id: str = "", lookup: UserLookup | None = None) -> bool:
         """Let go of ``missing`` blocks for an allocation; of none if all that can go would not be enough.
 
-        Idle users go first, whole. The user whose request asks is spared, since his blocks are what it wants to hit.
-        If that is not enough, busy users lose the tails that no request of theirs uses (outdated histories, and what
-        preempted requests left): without that, requests that hold blocks could wait for each other for ever.
+        Idle users go first, one after the other; the last one keeps the head of his history if his tail is enough. The
+        user whose request asks is spared, since his blocks are what it wants to hit, and so are users whose requests
+        wait. If that is not enough, these and running users lose the tails that no request of theirs uses, those whose
+        request came last first: without that, requests that hold blocks could wait for each other for ever.
 
         Args:
             missing: how many free blocks the allocation lacks, at least 1.
@@ -268,7 +289,7 @@ class UserCache:
 
     def keep_free(self, missing: int) -> None:
         """Evict idle users until ``missing`` blocks were let go or nobody idle is left."""
-        while missing > 0 and (blocks := self._evict()):
+        while missing > 0 and (blocks := self._evict(missing)):
             missing -= blocks
 
     def reset(self) -> None:
@@ -290,9 +311,12 @@ class UserCache:
         """
         self.table.check_integrity()
         busy = Counter(running.lookup.key for running in self._running.values())
+        busy.update(self._waiting.spared())
         for key in busy.keys() | self.table.user_to_blocks.keys():
             if self.table.num_running(key) != busy[key]:
-                raise IntegrityError(f"{key!r}: {self.table.num_running(key)} requests counted, {busy[key]} run")
+                raise IntegrityError(
+                    f"{key!r}: {self.table.num_running(key)} requests counted, {busy[key]} run or wait"
+                )
         leading = {request_id for request_id, running in self._running.items() if not running.published}
         if leading != set(self._flight.leaders()):
             raise IntegrityError("the leaders are not the requests whose history is to be kept")
@@ -305,7 +329,7 @@ class UserCache:
             return
         entry = self.table.get(running.lookup.key)
         if entry is not None:
-            common = running.found.common if entry is running.found.entry else longest_hit(entry, history)
+            common = running.lookup.held_by(entry)
             if common >= num_tokens:
                 return
             # An unfinished history does not displace a longer one that may well be asked for again.
@@ -323,13 +347,13 @@ class UserCache:
     def _make_room(self, missing: int, wanted: dict[UserKey, int]) -> int:
         tails: dict[UserKey, int] = {}
         if self.table.num_evictable_blocks < missing:
-            for user in self.table.busy_users():
+            for user in reversed(self.table.busy_users()):
                 tails[user] = self.table.unused_tail(user, wanted.get(user, 0))
             # Nobody loses anything in vain: the request has to wait for others to end.
             if self.table.num_evictable_blocks + sum(tails.values()) < missing:
                 return 0
         freed = 0
-        while freed < missing and (blocks := self._evict()):
+        while freed < missing and (blocks := self._evict(missing - freed)):
             freed += blocks
         for user, tail in tails.items():
             entry = self.table.get(user)
@@ -337,15 +361,15 @@ class UserCache:
                 freed += self.table.shorten(user, (len(entry.blocks) - tail) * self._block_size)
         return freed
 
-    def _evict(self) -> int:
-        blocks = self.table.evict_one()
-        if blocks:
-            self.stats.lru_evictions += 1
-            self.stats.evicted_blocks += blocks
+    def _evict(self, at_most: int) -> int:
+        users = len(self.table)
+        blocks = self.table.evict(at_most)
+        self.stats.lru_evictions += users - len(self.table)
+        self.stats.evicted_blocks += blocks
         return blocks
 
     def _keep_to_limit(self) -> None:
-        while self._max_users and len(self.table) > self._max_users and self._evict():
+        while self._max_users and len(self.table) > self._max_users and self._evict(self._num_blocks):
             pass
 
     def _blocks_for(self, num_tokens: int) -> int:

@@ -53,9 +53,8 @@ class KVCacheManagerForGR(KVCacheManager):
     ) -> KVCacheBlocks | None:
         lookup = lookup_of(request)
         start_tokens = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-
-        def allocate() -> KVCacheBlocks | None:
-            return super(KVCacheManagerForGR, self).allocate_slots(
+        while True:
+            blocks = super().allocate_slots(
                 request,
                 num_new_tokens,
                 num_new_computed_tokens,
@@ -64,15 +63,14 @@ class KVCacheManagerForGR(KVCacheManager):
                 num_external_computed_tokens,
                 **kwargs,
             )
-
-        blocks = allocate()
-        while blocks is None and self._make_room(request, lookup):
-            blocks = allocate()
-        if blocks is None:
-            return None
+            if blocks is not None:
+                break
+            if not self._make_room(request, lookup):
+                return None
         if lookup is not None:
             self.coordinator.start_user_request(request, lookup, num_new_computed_tokens, start_tokens)
-        self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
+        if self.coordinator.min_free_blocks:
+            self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
         return blocks
 
     def free(self, request: Request) -> None:
@@ -89,6 +87,12 @@ class KVCacheManagerForGR(KVCacheManager):
         if lookup is None:
             return super().estimate_cached_tokens(request)
         return len(lookup.history) if lookup.request.write else 0
+
+    def arrived(self, request: Request) -> None:
+        """A request waits to be scheduled."""
+        lookup = lookup_of(request)
+        if lookup is not None:
+            self.users.arrive(request.request_id, lookup)
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that has no blocks yet should wait for another one of its user (single flight)."""

@@ -1,4 +1,4 @@
-"""What UserKV adds to vLLM's scheduler: single flight, and the cache's figures on their way to ``/metrics``.
+"""What UserKV adds to vLLM's scheduler: single flight, who waits, and the cache's figures for ``/metrics``.
 
 And for each request of a user, where its history came from: see ``request_tiers.py``.
 """
@@ -23,6 +23,11 @@ class GRSchedulerMixin(_Base):
     """Goes in front of any vLLM scheduler class."""
 
     kv_cache_manager: KVCacheManagerForGR
+
+    def add_request(self, request: Request) -> None:
+        super().add_request(request)
+        if request.request_id in self.requests:  # It may have been the end of a stream.
+            self.kv_cache_manager.arrived(request)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         return super()._handle_blocked_waiting_request(request) and not self.kv_cache_manager.must_wait(request)

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from userkv.core.errors import IntegrityError
-from userkv.core.lru import UserKVLRUManager
-from userkv.core.policy import EvictionPolicy
+from userkv.core.policies.lru import UserKVLRUManager
+from userkv.core.policies.policy import EvictionPolicy
 from userkv.store.local.arena import Arena, Block
 from userkv.store.local.ssd_files import USER_BYTES, file_cost
 

@@ -11,9 +11,21 @@ class EvictionPolicy(ABC, Generic[K]):
     """Order of the users that may be evicted, and of no others.
 
     The table adds a user when the last of his requests ends and discards him when one starts, so a policy never sees a
-    user it must skip: finding a victim needs no scan. All operations are O(1) (or O(log n) where a policy needs an
-    order of its own). Not thread-safe: the scheduler thread owns it.
+    user it must skip: finding a victim needs no scan of all users. There is no separate question of admission: a user
+    who is worth less than all others is simply the first victim once he is idle.
+
+    All operations are O(1) (or O(log n) where a policy needs an order of its own). Not thread-safe: the scheduler
+    thread owns it.
     """
+
+    def note_request(self, user: K, size: int) -> None:
+        """A request of ``user`` begins, whether anything of him is held or not; each request is noted once.
+
+        Args:
+            user: who.
+            size: what his history takes when all of it is held, in the unit of the cache's capacity.
+
+        """
 
     @abstractmethod
     def add(self, user: K) -> None:
@@ -25,7 +37,10 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def victim(self) -> K | None:
-        """The user to evict next, still held; ``None`` if nobody may be evicted."""
+        """The user to evict next, still held; ``None`` if nobody may be evicted.
+
+        Without calls in between, the answer stays the same: who loses a part loses the rest, too, before others do.
+        """
 
     @abstractmethod
     def clear(self) -> None:

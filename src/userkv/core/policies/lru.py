@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from userkv.core.policy import EvictionPolicy, K
+from userkv.core.policies.policy import EvictionPolicy, K
 
 
 class UserKVLRUManager(EvictionPolicy[K]):

@@ -1,0 +1,33 @@
+"""Eviction policies, one per file, and their names.
+
+``adaptive`` is the default because it was within 2 % of the best of the others on every workload measured
+(docs/benchmarks.md, "Eviction policies"), which none of them was.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from userkv.core.policies.adaptive import AdaptiveUserPolicy
+from userkv.core.policies.lru import UserKVLRUManager
+from userkv.core.policies.policy import EvictionPolicy
+
+LRU, ADAPTIVE, FREQUENCY = "lru", "adaptive", "frequency"
+DEFAULT = ADAPTIVE
+
+POLICIES: dict[str, Callable[[float], EvictionPolicy[Any]]] = {
+    ADAPTIVE: AdaptiveUserPolicy,
+    FREQUENCY: lambda capacity: AdaptiveUserPolicy(capacity, half_lives=(32.0,)),
+    LRU: lambda capacity: UserKVLRUManager(),
+}
+"""Makes an empty policy of a name, for a cache of a capacity."""
+
+
+def make_policy(name: str, capacity: float) -> EvictionPolicy[Any]:
+    """An empty policy.
+
+    Args:
+        name: one of :data:`POLICIES`.
+        capacity: of the cache, in the unit of the sizes that the policy will be told.
+
+    """
+    return POLICIES[name](capacity)

@@ -1,0 +1,61 @@
+"""A cache that holds nothing: it only tells how much another order of eviction would have hit."""
+
+from collections.abc import Callable
+from typing import Generic
+
+from userkv.core.policies.idle_users import IdleUsers
+from userkv.core.policies.policy import K
+
+
+class Shadow(Generic[K]):
+    """The sizes of the users that a cache would hold, if the least worthy one always went first.
+
+    Not thread-safe. A request costs O(1), and an eviction a sample of :class:`IdleUsers`.
+
+    Args:
+        capacity: of the cache, in the unit of the sizes.
+        worth: of a user, right now.
+
+    """
+
+    def __init__(self, capacity: float, worth: Callable[[K], float]) -> None:
+        self._capacity = capacity
+        self._worth = worth
+        self._sizes: dict[K, float] = {}
+        self._users: IdleUsers[K] = IdleUsers()
+        self._used = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def request(self, user: K, size: float) -> float:
+        """A request of a user whose history takes ``size``: how much of it would have been held."""
+        held = self._sizes.get(user, 0.0)
+        if not held:
+            self._users.add(user)
+        self._sizes[user] = size
+        self._used += size - held
+        self._keep_to_capacity()
+        return min(held, size)
+
+    def halve(self, keep: Callable[[K], bool]) -> None:
+        """Go on with half of the capacity, and with those users alone whom ``keep`` names."""
+        for user in [user for user in self._sizes if not keep(user)]:
+            self._drop(user)
+        self._capacity /= 2
+        self._keep_to_capacity()
+
+    def _keep_to_capacity(self) -> None:
+        while self._used > self._capacity:
+            victim = self._users.least(self._worth)
+            assert victim is not None
+            excess = self._used - self._capacity
+            if self._sizes[victim] > excess:
+                self._sizes[victim] -= excess
+                self._used = self._capacity
+            else:
+                self._drop(victim)
+
+    def _drop(self, user: K) -> None:
+        self._used -= self._sizes.pop(user)
+        self._users.discard(user)

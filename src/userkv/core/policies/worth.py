@@ -1,0 +1,47 @@
+"""How much a user is worth keeping: how often he was requested, where older requests count less."""
+
+import math
+from array import array
+from collections.abc import Hashable
+
+DEFAULT_SLOTS = 1 << 16
+
+
+class RequestWorth:
+    """Exponentially decaying counts of requests, one for each half-life, of users who are held and of others.
+
+    A request at time *t* counts ``2 ** (t / half_life)``, and a user's worth is the logarithm (to base 2) of his sum.
+    So all worths decay together and none has to be touched when time passes. With a short half-life the order of worths
+    is that of the last requests (LRU), with a long one that of the numbers of requests (LFU). The idea is that of LRFU
+    (Lee et al., IEEE Transactions on Computers 50(12), 2001).
+
+    Users are not stored: each has a slot that his hash names, in a table of fixed size. Two users in one slot add up,
+    so both seem worth more than they are; with four slots per user that the cache holds this is rare. Nothing grows
+    with the number of users that were ever seen, and of one who was deleted nothing remains that names him.
+
+    Not thread-safe. All operations are O(1).
+
+    Args:
+        half_lives: in units of the times that :meth:`note` is given.
+        slots: a power of two.
+
+    """
+
+    def __init__(self, half_lives: tuple[float, ...], slots: int = DEFAULT_SLOTS) -> None:
+        if slots < 1 or slots & (slots - 1):
+            raise ValueError(f"slots must be a power of two, not {slots}")
+        self.half_lives = half_lives
+        self._mask = slots - 1
+        self._worths = [array("d", [-math.inf]) * slots for _ in half_lives]
+
+    def note(self, user: Hashable, time: float) -> None:
+        """A request of ``user``; ``time`` never decreases."""
+        slot = hash(user) & self._mask
+        for half_life, worths in zip(self.half_lives, self._worths, strict=True):
+            now = time / half_life
+            # log2(2**now + 2**before), where before <= now or not much above it.
+            worths[slot] = now + math.log2(1.0 + 2.0 ** (worths[slot] - now))
+
+    def of(self, user: Hashable, which: int) -> float:
+        """The worth of ``user`` by the half-life of number ``which``; to be compared, not to be understood."""
+        return self._worths[which][hash(user) & self._mask]

@@ -1,0 +1,93 @@
+"""A trace through the user cache in HBM."""
+
+from collections import deque
+from collections.abc import Iterable
+
+from userkv.core.block_table import UserBlockTable
+from userkv.core.policies.policy import EvictionPolicy
+from userkv.core.request import UserKey, UserRequest
+from userkv.core.settings import CacheSettings
+from userkv.core.user_cache import UserCache, UserLookup
+from userkv.sim.blocks import SimBlock, SimBlockPool
+from userkv.sim.trace import SimRequest, SimResult
+
+
+class WholeUserTable(UserBlockTable[UserKey]):
+    """Lets a victim go whole, where the engine's table takes no more of his tail than is needed."""
+
+    def evict(self, at_most: int) -> int:
+        return super().evict(max(at_most, self.num_blocks))
+
+
+class HbmSimulation:
+    """The engine's :class:`UserCache` under requests of which each is computed at once and ends some requests later.
+
+    A request waits until its blocks are there; the oldest one that runs ends if they cannot be had otherwise.
+
+    Args:
+        block_size: tokens per block.
+        num_blocks: blocks for users and running requests.
+        policy: who is evicted first.
+        concurrency: requests that hold blocks at a time.
+        whole_users: evict whole users.
+
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        policy: EvictionPolicy[UserKey],
+        concurrency: int = 1,
+        whole_users: bool = False,
+    ) -> None:
+        self._block_size = block_size
+        self._pool = SimBlockPool(num_blocks)
+        self.cache = UserCache(block_size, num_blocks, self._pool, CacheSettings(max_users=0), policy)
+        if whole_users:
+            self.cache.table = WholeUserTable(block_size, self._pool, policy)
+        self._concurrency = concurrency
+        self._running: deque[tuple[str, int, list[SimBlock]]] = deque()
+        self._count = 0
+
+    def run(self, requests: Iterable[SimRequest]) -> SimResult:
+        """Take all requests, one after the other."""
+        prompt = hits = 0
+        for request in requests:
+            prompt += len(request.history) + request.new_tokens
+            hits += self.request(request)
+        while self._running:
+            self._end_oldest()
+        return SimResult(prompt, hits)
+
+    def request(self, request: SimRequest) -> int:
+        """Start a request, and end the oldest one if too many run: how many of its tokens were in HBM."""
+        while len(self._running) >= self._concurrency:
+            self._end_oldest()
+        self._count += 1
+        name = str(self._count)
+        num_tokens = len(request.history) + request.new_tokens
+        contract = UserRequest(request.user, len(request.history))
+        lookup = UserLookup(UserKey(request.user), contract, request.history)
+        while True:
+            hit = self.cache.find(name, lookup, num_tokens)
+            shared = list(hit.blocks[: hit.num_tokens // self._block_size])
+            missing = -(-num_tokens // self._block_size) - len(shared) - self._pool.num_free
+            if missing <= 0:
+                break
+            if not self.cache.make_room(missing, name, lookup):
+                if not self._running:
+                    return 0  # It is larger than the cache: no engine would take it.
+                self._end_oldest()
+        self._pool.touch(shared)
+        blocks = shared + self._pool.allocate(-(-num_tokens // self._block_size) - len(shared))
+        self.cache.start(name, lookup, hit.num_tokens, hit.num_tokens)
+        if name in self.cache.unpublished():
+            self.cache.publish(name, num_tokens, blocks)
+        self._running.append((name, num_tokens, blocks))
+        return hit.num_tokens
+
+    def _end_oldest(self) -> None:
+        name, num_tokens, blocks = self._running.popleft()
+        self.cache.finish(name, num_tokens, blocks)
+        self._pool.free_blocks(blocks)
