@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves pyproject.toml (extras cpu, mooncake, dev) into requirements/cpu.txt and requirements/torch-cpu.txt.
+# Resolves pyproject.toml (extras cpu, mooncake, bench, dev) into requirements/cpu.txt and requirements/torch-cpu.txt.
 # Called by `make lock`. Pins that still fit stay; arguments go to pip-compile (--upgrade takes the newest of all).
 #   usage: scripts/lock.sh PYTHON [PIP_COMPILE_ARGUMENT...]
 set -euo pipefail
@@ -18,7 +18,7 @@ resolved=$work/resolved.txt
 cat requirements/cpu.txt requirements/torch-cpu.txt >"$resolved" # Pins to keep.
 compile() {
     "$work/venv/bin/pip-compile" --quiet --no-config --no-header --generate-hashes --strip-extras \
-        --no-emit-index-url --no-emit-options --extra cpu --extra mooncake --extra dev --allow-unsafe \
+        --no-emit-index-url --no-emit-options --extra cpu --extra mooncake --extra bench --extra dev --allow-unsafe \
         --unsafe-package torch --unsafe-package torchvision --unsafe-package torchaudio --unsafe-package torchcodec \
         --unsafe-package triton --unsafe-package pip --output-file "$resolved" "$@" pyproject.toml requirements/cpu.in
 }
@@ -26,7 +26,7 @@ compile "$@" || compile --extra-index-url "$torch_index" "$@"
 
 {
     cat <<'HEADER'
-# Every package of userkv[cpu,mooncake,dev], with hashes; torch is in torch-cpu.txt. For Linux on x86-64.
+# Every package of userkv[cpu,mooncake,bench,dev], with hashes; torch is in torch-cpu.txt. For Linux on x86-64.
 # Written by `make lock`, not by hand. Upgrading is one deliberate commit: change the pin in pyproject.toml, run
 # `make lock` (`make lock UPGRADE=1` for all packages), run `make lint test`, and commit the pin and the lock together.
 # Install with --no-deps: torchvision, torchaudio, torchcodec and triton are left out on purpose (see scripts/setup.sh).

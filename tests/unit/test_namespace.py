@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from userkv.core.errors import InvalidSettingError
 from userkv.core.pool_settings import PoolSettings
-from userkv.core.request import UserKey
+from userkv.core.request import KVScope, UserKey
 from userkv.engine.pool import assemble, namespace
 from userkv.engine.pool.namespace import Namespaces, code_fingerprint, fingerprint, weights_fingerprint
 from userkv.models import registry
@@ -248,7 +248,7 @@ class TestAdapters:
     """KV that an adapter has computed belongs to its weights."""
 
     def of(self, space: Namespaces, directory: Path, number: int = 1, name: str = "a") -> str:
-        return space.of(UserKey("u", name, str(directory)), number)
+        return space.of(UserKey("u", KVScope(name, str(directory))), number)
 
     @pytest.fixture
     def adapter(self, tmp_path: Path) -> Path:
@@ -303,8 +303,8 @@ class TestAdapters:
         (tmp_path / "file").write_text("x")
         for path in ("empty", "other", "file", "missing"):
             assert self.of(space, tmp_path / path) == ""
-        assert space.of(UserKey("u", "a", ""), 1) == ""
-        assert space.of(UserKey("u", "a", "owner/name"), 1) == ""
+        assert space.of(UserKey("u", KVScope("a", "")), 1) == ""
+        assert space.of(UserKey("u", KVScope("a", "owner/name")), 1) == ""
 
     @pytest.mark.parametrize(
         "header",

@@ -7,12 +7,13 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client.metrics_core import Metric
 
 from tests.unit.fake_model_server import MODEL, FakeModelServer
 from userkv.bench.http_target import HttpTarget
 from userkv.bench.replay import Record, Replay, ReplaySettings
 from userkv.bench.target import Outcome, Target
-from userkv.bench.tiers import Tiers
+from userkv.bench.tiers import Tiers, read_tiers
 from userkv.bench.workload import WorkRequest
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
@@ -42,7 +43,7 @@ class FakeTarget:
         self.running[user_id] -= 1
         return Outcome(True, None, len(prompt_token_ids), 0, 0.0, 0.0, None)
 
-    async def tiers(self) -> Tiers | None:
+    async def metrics(self) -> list[Metric] | None:
         return None
 
     async def close(self) -> None:
@@ -222,9 +223,9 @@ def read_page(page: str | None) -> Tiers | None:
             server.page = page
             target = HttpTarget(server.url)
             await target.start()
-            tiers = await target.tiers()
+            metrics = await target.metrics()
             await target.close()
-            return tiers
+            return None if metrics is None else read_tiers(metrics)
 
     return asyncio.run(run())
 
@@ -255,13 +256,13 @@ def test_servers_that_do_not_tell_tiers(page: str | None, expected: Tiers | None
 
 
 def test_tiers_of_a_server_without_a_metrics_page_or_gone() -> None:
-    async def run() -> list[Tiers | None]:
+    async def run() -> list[object]:
         with FakeModelServer() as server:
             target = HttpTarget(server.url)
             await target.start()
             target._base += "/elsewhere"
-            found = [await target.tiers()]
-        found.append(await target.tiers())
+            found: list[object] = [await target.metrics()]
+        found.append(await target.metrics())
         await target.close()
         return found
 

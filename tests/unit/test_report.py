@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from userkv.bench.readings import Readings
 from userkv.bench.replay import Record
 from userkv.bench.report import make_report, percentile, summarize
 from userkv.bench.table import table
@@ -124,7 +125,7 @@ def test_the_table_is_aligned_and_shows_failures() -> None:
 
 
 def test_where_histories_came_from() -> None:
-    report = make_report(EXAMPLE, 2, Tiers(hbm=200, dram=50, ssd=10, computed=110, history=370))
+    report = make_report(EXAMPLE, 2, Readings(Tiers(hbm=200, dram=50, ssd=10, computed=110, history=370)))
     assert table(report).splitlines()[6] == (
         "370 history tokens: 54.1% from HBM, 13.5% from the pool's DRAM, 2.7% from the pool's SSD, 29.7% computed."
     )
@@ -148,7 +149,7 @@ def test_the_keys_of_the_json_are_stable() -> None:
     found: dict[str, Any] = make_report(EXAMPLE, 2).as_json({"file": "x"}, {"users": True})
     assert set(found) == {
         *("userkv_replay", "input", "settings", "total", "phases", "first_visit", "returning"),
-        *("tiers", "failures", "first_failures"),
+        *("tiers", "cpu_seconds", "engine_counters", "page_counters", "failures", "first_failures"),
     }
     assert found["userkv_replay"] == 1
     assert found["tiers"] is None

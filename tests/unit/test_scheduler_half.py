@@ -8,7 +8,7 @@ import pytest
 from tests.support.records import answer_of, record_of
 from tests.support.scheduler_bench import FULL, HISTORY, SchedulerBench, drain
 from userkv.core.record import UserRecord
-from userkv.core.request import UserKey
+from userkv.core.request import KVScope, UserKey
 from userkv.engine.pool import loads
 from userkv.engine.pool.agreement import ABSENT, UNKNOWN, PoolAnswer
 from userkv.engine.pool.asking import ANSWER_SECONDS
@@ -216,7 +216,7 @@ class TestAsking:
         lookup = bench.requests
         bench.arrive("1", HISTORY, user="u/x@")
         assert bench.asked().uid == "u%2Fx%40"
-        lookup["1"].lookup.key = UserKey("u", "adapter", "/path", "salt")
+        lookup["1"].lookup.key = UserKey("u", KVScope("adapter", "/path", "salt"))
         bench.half.new_request("2", lookup["1"].lookup, 30)
         assert bench.asked().uid == "u/adapter/%2Fpath/salt"
         bench.half.finished("1")

@@ -1,8 +1,9 @@
-"""The commands ``userkv replay`` and ``userkv generate``."""
+"""The commands ``userkv replay``, ``userkv generate`` and ``userkv bench``."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,10 +21,16 @@ _GENERATE = """Write a workload file with the shape of a large recommender's log
 requests, history lengths have a long tail, users come in bursts, histories grow, candidates are always fresh."""
 
 
+_BENCH = """Compare systems on this machine: stock vLLM, its peers' KV pools, and UserKV, on the same workloads, in turn.
+Writes the figures and how far the goals are met as JSON, and the tables as Markdown beside it. Exit status: 0, 1 if a
+system or a script has failed, 2 if options cannot be used. Some peers need an environment: make bench-peers."""
+
+
 def add_parsers(subparsers: _SubParsers) -> None:
-    """Adds both commands; each sets ``run``, a function of the parsed arguments that returns the exit status."""
+    """Adds the commands; each sets ``run``, a function of the parsed arguments that returns the exit status."""
     _add_replay(subparsers.add_parser("replay", help="replay a log or workload and measure", description=_REPLAY))
     _add_generate(subparsers.add_parser("generate", help="generate a workload file", description=_GENERATE))
+    _add_bench(subparsers.add_parser("bench", help="compare systems on this machine", description=_BENCH))
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +58,20 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("--phases", metavar="N", default="4", help="report in N equal slices (default 4)")
     add("--max-tokens", metavar="N", default="1", help="tokens to generate per request (default 1)")
     add("--timeout", metavar="S", default="300", help="seconds until a request counts as failed (default 300)")
+    add(
+        "--cpu-of",
+        metavar="PID",
+        action="append",
+        default=[],
+        help="count the CPU time of this process and its children, too (repeatable)",
+    )
+    add(
+        "--metrics",
+        metavar="URL",
+        action="append",
+        default=[],
+        help="report what this Prometheus page counts meanwhile, too (repeatable)",
+    )
     add("--digits", metavar="N", help="tokens per item (default: what the workload file says, else 2)")
     add("--vocab-size", metavar="N", help="tokens of the model (default: offline from its config.json, else 4352)")
     add("--seed", metavar="N", default="0", help="seed of the candidates (logs; default 0)")
@@ -76,6 +97,26 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     add("--digits", metavar="N", help="note in the file how many tokens an item is meant to take")
     add("--seed", metavar="N", default="0", help="equal seeds give equal files (default 0)")
     parser.set_defaults(run=_run_generate)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--quick", action="store_true", help="fewer requests, systems and scenarios: each goal once")
+    add("--scenarios", metavar="A,B", help="only these (default: all)")
+    add("--systems", metavar="A,B", help="only these (default: those of each scenario)")
+    add("--parts", metavar="A,B", help="scenarios, policies (simulated), micro (scripts of benchmarks/); default: all")
+    add("--repeat", metavar="N", default="1", help="runs of each system, in turn with the others (default 1)")
+    add("--resume", action="store_true", help="go on with what --json has already")
+    add("--data", metavar="DIR", default=os.environ.get("USERKV_DATA", "../shared/data"), help="directory of the logs")
+    add("--json", metavar="PATH", default="bench.json", help="where the figures go (default bench.json)")
+    add("--plots", action="store_true", help="draw plots beside the figures (needs userkv[bench])")
+    parser.set_defaults(run=_run_bench)
+
+
+def _run_bench(args: argparse.Namespace) -> int:
+    from userkv.bench.suite.command import bench_command
+
+    return bench_command(args)
 
 
 def _run_replay(args: argparse.Namespace) -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import Metric
 
 from userkv.bench.target import Outcome
-from userkv.bench.tiers import Tiers, read_tiers
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
 from userkv.serving import launch
@@ -108,9 +108,9 @@ class EngineTarget:
         latency = time.perf_counter() - started
         return Outcome(True, None, len(prompt_token_ids), cached, ttft, latency, None)
 
-    async def tiers(self) -> Tiers | None:
-        """See Target.tiers. The engine counts in this process."""
-        return read_tiers(REGISTRY.collect())
+    async def metrics(self) -> list[Metric] | None:
+        """See Target.metrics. The engine counts in this process."""
+        return list(REGISTRY.collect())
 
     async def close(self) -> None:
         """Shuts the engine and its processes down."""

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from userkv.bench.readings import ENGINE_PREFIXES
 from userkv.bench.target import Outcome
-from userkv.bench.tiers import PREFIX, Tiers, read_tiers
 from userkv.core.errors import InvalidSettingError
 
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
@@ -87,18 +88,18 @@ class HttpTarget:
         except (*_NO_ANSWER, ValueError) as error:  # ValueError: no JSON, or an endless line, in the stream
             return Outcome.failure(f"{type(error).__name__}: {error}", time.perf_counter() - started)
 
-    async def tiers(self) -> Tiers | None:
-        """See Target.tiers. Reads ``GET {server}/metrics``."""
+    async def metrics(self) -> list[Metric] | None:
+        """See Target.metrics. Reads ``GET {server}/metrics``."""
         if self._session is None:
-            raise RuntimeError("HttpTarget.tiers() before start()")
+            raise RuntimeError("HttpTarget.metrics() before start()")
         try:
             async with self._session.get(f"{self._base}/metrics") as response:
                 if response.status != 200:
                     return None
                 page = await response.text()
             # The page has thousands of lines, and a proxy's page may be no metrics at all.
-            ours = "".join(f"{line}\n" for line in page.splitlines() if line.startswith(PREFIX))
-            return read_tiers(text_string_to_metric_families(ours))
+            ours = "".join(f"{line}\n" for line in page.splitlines() if line.startswith(ENGINE_PREFIXES))
+            return list(text_string_to_metric_families(ours))
         except (*_NO_ANSWER, ValueError):  # ValueError: a line that only looks like ours
             return None
 

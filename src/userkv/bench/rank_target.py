@@ -6,9 +6,10 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from prometheus_client.metrics_core import Metric
+
 from userkv.bench.http_target import HttpTarget
 from userkv.bench.target import Outcome
-from userkv.bench.tiers import Tiers
 from userkv.client import AsyncRankClient, RankError, RankInfo, RetryPolicy
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
@@ -80,9 +81,9 @@ class RankTarget:
         tokens = usage.history_tokens + usage.candidate_tokens
         return Outcome(True, None, tokens, usage.cached_tokens.total, latency, latency, 200)
 
-    async def tiers(self) -> Tiers | None:
-        """See Target.tiers."""
-        return await self._pages.tiers()
+    async def metrics(self) -> list[Metric] | None:
+        """See Target.metrics."""
+        return await self._pages.metrics()
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -7,7 +7,7 @@ import heapq
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -48,7 +48,7 @@ class Record:
 
     index: place in the workload. first_visit: the user's first request in it. history_tokens: length of the history
     in the prompt. late_s: how much later than the workload's time it was sent (open loop; 0 in a closed loop),
-    because the user's previous request was still running or this process was busy.
+    because the user's previous request was still running or this process was busy. history_only: it had no candidates.
     """
 
     index: int
@@ -59,6 +59,7 @@ class Record:
     ended_s: float
     late_s: float
     outcome: Outcome
+    history_only: bool = False
 
 
 class Replay:
@@ -84,11 +85,17 @@ class Replay:
         self._histories: dict[str, list[int]] = {}
         self._began = 0.0
 
-    async def run(self) -> list[Record]:
-        """Sends every request once and returns their records in the order of the workload."""
+    async def run(self, begin: Callable[[], Awaitable[None]] | None = None) -> list[Record]:
+        """Sends every request once and returns their records in the order of the workload.
+
+        begin: awaited after the warm-up, before the first request is sent.
+        """
+        if self._requests:
+            await self._warm_up()
+        if begin is not None:
+            await begin()
         if not self._requests:
             return []
-        await self._warm_up()
         self._began = time.perf_counter()
         with tqdm(
             total=len(self._requests), unit="req", file=sys.stderr, disable=not self._settings.progress, leave=False
@@ -156,10 +163,12 @@ class Replay:
         del history[: request.drop * self._codec.tokens_per_item]
         history_len = len(history)
         prompt = history + self._codec.encode_many(request.candidates)
-        user = request.user if self._settings.users else None
+        user = request.user if self._settings.users and not request.anonymous else None
         sent = self._now()
         outcome = await self._target.send(prompt, user, history_len)
-        return Record(index, request.user, first_visit, history_len, sent, self._now(), late_s, outcome)
+        return Record(
+            index, request.user, first_visit, history_len, sent, self._now(), late_s, outcome, not request.candidates
+        )
 
     def _now(self) -> float:
         return time.perf_counter() - self._began

@@ -15,12 +15,11 @@ from userkv.bench import options
 from userkv.bench.events import BadLines
 from userkv.bench.inputs import Input, read_input
 from userkv.bench.rank_target import RankTarget, codec_of, find_ranking_model
+from userkv.bench.readings import Meter, Readings
 from userkv.bench.replay import Record, Replay, ReplaySettings
 from userkv.bench.report import Report, make_report
 from userkv.bench.table import table
 from userkv.bench.target import Target
-from userkv.bench.tiers import Tiers
-from userkv.bench.workload import WorkRequest
 from userkv.client import RankInfo
 from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
@@ -64,9 +63,10 @@ def replay_command(args: Namespace) -> int:
     if ranking is not None:
         timeout_s = options.number("--timeout", args.timeout)
         target = RankTarget(args.server, codec, model=args.model, timeout_s=timeout_s)
+    meter = Meter(target, [options.whole_number("--cpu-of", pid) for pid in args.cpu_of], args.metrics)
     with pool_options.naming_flags(args, pool):
-        records, tiers = asyncio.run(_drive(source.requests, codec, target, settings))
-    report = make_report(records, phases, tiers)
+        records, readings = asyncio.run(_drive(Replay(source.requests, codec, target, settings), target, meter, codec))
+    report = make_report(records, phases, readings)
     used = {
         "server": args.server,
         "endpoint": None if args.server is None else "/v1/completions" if ranking is None else "/v1/rank",
@@ -86,27 +86,13 @@ def replay_command(args: Namespace) -> int:
     return 1 if report.total.failed else 0
 
 
-async def _drive(
-    requests: list[WorkRequest], codec: ItemCodec, target: Target, settings: ReplaySettings
-) -> tuple[list[Record], Tiers | None]:
-    replay = Replay(requests, codec, target, settings)
+async def _drive(replay: Replay, target: Target, meter: Meter, codec: ItemCodec) -> tuple[list[Record], Readings]:
     try:
         await target.start()
-        before = await target.tiers()
-        records = await replay.run()
-        return records, await _tiers_since(before, target, codec)
+        records = await replay.run(meter.begin)
+        return records, await meter.end(codec.encode_many([0]))
     finally:
         await target.close()
-
-
-async def _tiers_since(before: Tiers | None, target: Target, codec: ItemCodec) -> Tiers | None:
-    after = await target.tiers()
-    if before is None or after is None or after.since(before) is None:
-        return None
-    # Figures travel with the engine's steps, so another step brings whatever the last one left behind.
-    await target.send(codec.encode_many([0]), None, 0)
-    after = await target.tiers()
-    return after.since(before) if after is not None else None
 
 
 def _pool(args: Namespace, engine_args: Mapping[str, Any]) -> dict[str, Any] | None:

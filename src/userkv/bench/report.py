@@ -4,7 +4,8 @@ The JSON object (version 1; lengths in tokens, times in seconds; null where ther
 
 ``userkv_replay``: 1. ``input``: {file, format, skipped_lines, skipped_examples: [{line, reason}]}. ``settings``: the
 options of the run, with their defaults filled in. ``total``, ``first_visit`` (each user's first request),
-``returning`` (all others) and each of ``phases`` (equal slices of the run, in the order of sending) are objects with:
+``returning`` (all others), ``ranking`` (those with candidates) and each of ``phases`` (equal slices of the run, in the
+order of sending) are objects with:
 
 - ``requests``, ``failed``: number of requests, and of those not answered in full. Tokens and times are of the others.
 - ``prompt_tokens``, ``cached_tokens``, ``history_tokens``: sums. Cached tokens are those not computed again.
@@ -20,6 +21,15 @@ it starts, so failed ones and those of other clients of the server are in it, an
 fails counts twice. null if the server does not count (plain vLLM) or restarted meanwhile, or if no request named a
 user.
 
+``cpu_seconds``: user and system time between the first request sent and the last one ended, of this process with the
+engine of an offline run, and of the processes named with ``--cpu-of``; descendants count, too.
+
+``engine_counters``: {metric: value}: ``userkv_*``, and what vLLM's own KV connectors count, by name and labels such as
+``userkv_swapin_tokens_total{tier="dram"}``: what counters, and sums and counts of histograms, have grown by between
+the first request sent and a step after the last one, and the last value of gauges. All of the server's clients are in
+them. null if the server cannot be asked or restarted meanwhile. ``page_counters``: {address: the same of that page, or
+null}: all metrics of the pages named with ``--metrics``.
+
 ``failures``: {message: number}. ``first_failures``: the first few as [{request, user, status, message}].
 """
 
@@ -27,12 +37,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from userkv.bench.readings import NOTHING_READ, Readings
 from userkv.bench.replay import Record
 from userkv.bench.tiers import Tiers
 from userkv.core.errors import InvalidSettingError
@@ -70,7 +81,11 @@ class Report:
     phases: list[Row]
     first_visit: Row
     returning: Row
+    ranking: Row
     tiers: Tiers | None
+    cpu_seconds: float | None
+    engine_counters: Mapping[str, float] | None
+    page_counters: Mapping[str, Mapping[str, float] | None]
     failures: dict[str, int]
     first_failures: list[dict[str, Any]]
 
@@ -112,10 +127,10 @@ def summarize(records: Sequence[Record]) -> Row:
     )
 
 
-def make_report(records: Sequence[Record], phases: int, tiers: Tiers | None = None) -> Report:
+def make_report(records: Sequence[Record], phases: int, readings: Readings = NOTHING_READ) -> Report:
     """Cuts the run, in the order of sending, into ``phases`` slices that differ by at most one request, and counts.
 
-    tiers: where the history tokens of the whole run came from, if that is known.
+    readings: what was measured beside the requests.
     Raises InvalidSettingError if ``phases`` is less than 1. Fewer records than phases make fewer slices.
     """
     if phases < 1:
@@ -129,7 +144,11 @@ def make_report(records: Sequence[Record], phases: int, tiers: Tiers | None = No
         phases=[summarize(records[start:end]) for start, end in itertools.pairwise(cuts)],
         first_visit=summarize([record for record in records if record.first_visit]),
         returning=summarize([record for record in records if not record.first_visit]),
-        tiers=tiers,
+        ranking=summarize([record for record in records if not record.history_only]),
+        tiers=readings.tiers,
+        cpu_seconds=readings.cpu_seconds,
+        engine_counters=readings.engine_counters,
+        page_counters=readings.page_counters,
         failures=dict(Counter(str(record.outcome.error) for record in failed).most_common()),
         first_failures=[
             {

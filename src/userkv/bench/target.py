@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from userkv.bench.tiers import Tiers
+from prometheus_client.metrics_core import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Target(Protocol):
         user_id: whose history the first ``history_len`` tokens of the prompt are; None: no user is named.
         """
 
-    async def tiers(self) -> Tiers | None:
-        """Where the history tokens of all requests so far came from; all 0 if the target does not count them.
+    async def metrics(self) -> list[Metric] | None:
+        """What the target counts of all requests so far, at least all of ``readings.ENGINE_PREFIXES`` that it has.
 
         None if it cannot be asked. The latest requests may be missing until the target has run one more.
         """

@@ -22,7 +22,8 @@ class WorkRequest:
 
     time: when it is issued, in seconds on the clock of the workload. user: who. new_items: appended to the history
     since the previous request. history_items_total: length of the history of this request, in items. candidates: the
-    fresh items. drop: how many of the oldest items leave the history, *after* new_items were appended.
+    fresh items; without any, the request only brings the history in. drop: how many of the oldest items leave the
+    history, *after* new_items were appended. anonymous: the user is not named to the target: an ordinary request.
     """
 
     time: float
@@ -31,6 +32,7 @@ class WorkRequest:
     history_items_total: int
     candidates: tuple[int, ...]
     drop: int = 0
+    anonymous: bool = False
 
 
 class GrowingHistory:

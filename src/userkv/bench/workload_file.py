@@ -6,7 +6,8 @@ that the author meant an item to take). Each further line is one request, in ord
     {"time": 12.5, "user": "u7", "new_items": [3, 9], "drop": 0, "history_items": 2, "candidates": [41, 17]}
 
 ``new_items`` are appended to the user's history, then the ``drop`` oldest items leave it (left out when 0), and
-``history_items`` is the length that results: a check that no line was lost. Files may be compressed with gzip.
+``history_items`` is the length that results: a check that no line was lost. A request with ``"anonymous": true`` names
+no user to the target. Files may be compressed with gzip.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ def dump_workload(requests: Iterable[WorkRequest], stream: IO[str], tokens_per_i
             record["drop"] = request.drop
         record["history_items"] = request.history_items_total
         record["candidates"] = request.candidates
+        if request.anonymous:
+            record["anonymous"] = True
         stream.write(json.dumps(record, separators=(",", ":")) + "\n")
         count += 1
     return count
@@ -142,7 +145,10 @@ def _request(text: str, lengths: dict[str, int], *, check_length: bool) -> WorkR
         raise BadValueError(f"history_items is {stated}, but the lines so far give {length} (is a line missing?)")
     if length + len(candidates) == 0:
         raise BadValueError("the request is empty: neither history nor candidates")
-    return WorkRequest(time, user, new_items, length, candidates, drop)
+    anonymous = record.get("anonymous", False)
+    if not isinstance(anonymous, bool):
+        raise BadValueError(f"anonymous must be true or false, not {anonymous!r}")
+    return WorkRequest(time, user, new_items, length, candidates, drop, anonymous)
 
 
 def _count(value: Any, what: str, minimum: int) -> int:

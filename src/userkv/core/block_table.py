@@ -5,14 +5,17 @@ to hold one. So the same code runs in vLLM's scheduler, in the simulator and und
 """
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from userkv.core.errors import IntegrityError
 from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.tokens import TokenArray, common_prefix
 
 K = TypeVar("K", bound=Hashable)
+
+TOKEN_BYTES = 4
 
 
 class BlockPool(Protocol):
@@ -28,22 +31,44 @@ class BlockPool(Protocol):
         """Drop one reference of each block; blocks without any become free, the first ones to be reused first."""
 
 
-@dataclass(slots=True, eq=False, frozen=True)
-class UserEntry:
+class UserEntry(tuple[Any, ...]):
     """One user's history in HBM. Immutable: a longer history is a new entry, so identity tells entries apart.
 
-    Attributes:
-        tokens: the history, int32; never empty.
-        blocks: the KV blocks that hold it, in order; each is referenced once by the table.
-
+    A tuple of the tokens, as bytes, and the blocks: for a million users each object more would take some 50 MB.
     """
 
-    tokens: TokenArray
-    blocks: tuple[Any, ...]
+    __slots__ = ()
+
+    def __new__(cls, tokens: TokenArray, blocks: Iterable[Any]) -> "UserEntry":
+        """Of ``tokens``, which are copied, in ``blocks``, each of which is referenced once by the table."""
+        return super().__new__(cls, (tokens.tobytes(), *blocks))
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """The KV blocks that hold the history, in order."""
+        return self[1:]
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks hold the history."""
+        return len(self) - 1
+
+    @property
+    def tokens(self) -> TokenArray:
+        """The history; never empty."""
+        return np.frombuffer(self[0], np.int32)
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the history."""
+        return len(self[0]) // TOKEN_BYTES
 
     def last_page_index(self, block_size: int) -> int:
         """How many tokens of the last block are valid: 1..block_size."""
-        return (len(self.tokens) - 1) % block_size + 1
+        return (self.num_tokens - 1) % block_size + 1
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
 
 class UserBlockTable(Generic[K]):
@@ -81,7 +106,7 @@ class UserBlockTable(Generic[K]):
         self._busy[user] = count + 1
         if count == 0 and user in self._policy:
             self._policy.discard(user)
-            self.num_evictable_blocks -= len(self.user_to_blocks[user].blocks)
+            self.num_evictable_blocks -= self.user_to_blocks[user].num_blocks
 
     def release(self, user: K) -> None:
         """A request of this user has ended, or waits no more."""
@@ -93,7 +118,7 @@ class UserBlockTable(Generic[K]):
         entry = self.user_to_blocks.get(user)
         if entry is not None:
             self._policy.add(user)
-            self.num_evictable_blocks += len(entry.blocks)
+            self.num_evictable_blocks += entry.num_blocks
 
     def note_request(self, user: K, num_tokens: int) -> None:
         """A request begins whose history has ``num_tokens`` tokens, for the policy; once per request."""
@@ -131,7 +156,7 @@ class UserBlockTable(Generic[K]):
             shared += 1
         self._pool.touch(blocks[shared:])
         self._pool.free_blocks(reversed(old_blocks[shared:]))
-        self.user_to_blocks[user] = UserEntry(tokens, tuple(blocks))
+        self.user_to_blocks[user] = UserEntry(tokens, blocks)
         self.num_blocks += len(blocks) - len(old_blocks)
 
     def evict(self, at_most: int) -> int:
@@ -151,7 +176,7 @@ class UserBlockTable(Generic[K]):
         user = self._policy.victim()
         if user is None:
             return 0
-        held = len(self.user_to_blocks[user].blocks)
+        held = self.user_to_blocks[user].num_blocks
         return self.shorten(user, max(0, held - at_most) * self.block_size)
 
     def busy_users(self) -> list[K]:
@@ -179,13 +204,12 @@ class UserBlockTable(Generic[K]):
 
         """
         entry = self.user_to_blocks.get(user)
-        if entry is None or num_tokens >= len(entry.tokens):
+        if entry is None or num_tokens >= entry.num_tokens:
             return 0
         before = self.num_blocks
         if num_tokens == 0:
             self.drop(user)
         else:
-            # A view: what it saves to copy a long history counts for more than the memory of the tokens beyond.
             self._replace(user, entry.tokens[:num_tokens], entry.blocks[: -(-num_tokens // self.block_size)])
         freed = before - self.num_blocks
         if user in self._policy:
@@ -199,8 +223,8 @@ class UserBlockTable(Generic[K]):
             return
         if user in self._policy:
             self._policy.discard(user)
-            self.num_evictable_blocks -= len(entry.blocks)
-        self.num_blocks -= len(entry.blocks)
+            self.num_evictable_blocks -= entry.num_blocks
+        self.num_blocks -= entry.num_blocks
         # The tail first: it is the part that is reused first.
         self._pool.free_blocks(reversed(entry.blocks))
 
@@ -219,17 +243,16 @@ class UserBlockTable(Generic[K]):
         seen: set[int] = set()
         evictable = 0
         for user, entry in self.user_to_blocks.items():
-            _require(len(entry.tokens) > 0, f"{user!r} has an entry without tokens")
-            full = (len(entry.blocks) - 1) * self.block_size
+            _require(entry.num_tokens > 0, f"{user!r} has an entry without tokens")
+            full = (entry.num_blocks - 1) * self.block_size
             last = entry.last_page_index(self.block_size)
-            _require(full + last == len(entry.tokens), f"{user!r}: tokens and blocks do not fit together")
-            _require(not entry.tokens.flags.writeable, f"{user!r}: tokens can be written to")
+            _require(full + last == entry.num_tokens, f"{user!r}: tokens and blocks do not fit together")
             ids = {id(block) for block in entry.blocks}
-            _require(len(ids) == len(entry.blocks), f"{user!r} holds a block twice")
+            _require(len(ids) == entry.num_blocks, f"{user!r} holds a block twice")
             _require(not ids & seen, f"{user!r} shares a block with another user")
             seen |= ids
             _require((user in self._policy) == (user not in self._busy), f"{user!r}: busy and evictable contradict")
-            evictable += len(entry.blocks) if user in self._policy else 0
+            evictable += entry.num_blocks if user in self._policy else 0
         _require(self.num_blocks == len(seen), f"{self.num_blocks} blocks counted, {len(seen)} held")
         _require(self.num_evictable_blocks == evictable, "evictable blocks are miscounted")
         _require(

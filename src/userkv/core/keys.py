@@ -86,7 +86,7 @@ def pool_uid(key: UserKey) -> str:
 
     A user without adapter and salt keeps a readable name; ``/`` cannot occur in an encoded part.
     """
-    parts = [quote(part, safe="") for part in (key.user_id, key.lora_name, key.lora_path, key.cache_salt)]
+    parts = [quote(part, safe="") for part in (key.user_id, *key.scope[:3])]
     return "/".join(parts) if any(parts[1:]) else parts[0]
 
 

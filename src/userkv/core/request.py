@@ -23,18 +23,28 @@ _ALIASES = {
 _FOREIGN_PREFIXES = ("remote_", "do_remote_")
 
 
-class UserKey(NamedTuple):
-    """Under which name a user's KV is kept: the KV depends on the LoRA adapter, and a cache salt separates tenants.
+class KVScope(NamedTuple):
+    """What a user's KV depends on beside his history: the LoRA adapter, and a cache salt that separates tenants.
 
-    KV computed under one key is never used under another. A retrained adapter may come back under its old name, or even
-    its old path: vLLM gives it another number when it is loaded again.
+    A retrained adapter may come back under its old name, or even its old path: vLLM gives it another number when it is
+    loaded again.
     """
 
-    user_id: str
     lora_name: str = ""
     lora_path: str = ""
     cache_salt: str = ""
     lora_number: int = 0
+
+
+NO_SCOPE = KVScope()
+"""Of the base model, without a salt; one object for the keys of all users."""
+
+
+class UserKey(NamedTuple):
+    """Under which name a user's KV is kept. KV computed under one key is never used under another."""
+
+    user_id: str
+    scope: KVScope = NO_SCOPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,7 +284,7 @@ class UserCache:
         self.table.release(lookup.key)
         entry = self.table.get(lookup.key)
         if current and entry is not found.entry:
-            self._found[request_id] = _Found(entry, min(found.common, len(entry.tokens) if entry else 0), wanted)
+            self._found[request_id] = _Found(entry, min(found.common, entry.num_tokens if entry else 0), wanted)
         return freed > 0
 
     def keep_free(self, missing: int) -> None:
@@ -333,12 +333,9 @@ class UserCache:
             if common >= num_tokens:
                 return
             # An unfinished history does not displace a longer one that may well be asked for again.
-            if num_tokens < len(history) and num_tokens <= len(entry.tokens):
+            if num_tokens < len(history) and num_tokens <= entry.num_tokens:
                 return
-        if num_tokens < len(history):
-            history = history[:num_tokens].copy()
-            history.flags.writeable = False
-        self.table.put(running.lookup.key, history, blocks[: self._blocks_for(num_tokens)])
+        self.table.put(running.lookup.key, history[:num_tokens], blocks[: self._blocks_for(num_tokens)])
         entry = self.table.get(running.lookup.key)
         if self.listener is not None and entry is not None and num_tokens == len(running.lookup.history):
             self.listener.history_kept(request_id, running.lookup.key, entry)
@@ -358,7 +355,7 @@ class UserCache:
         for user, tail in tails.items():
             entry = self.table.get(user)
             if freed < missing and tail and entry is not None:
-                freed += self.table.shorten(user, (len(entry.blocks) - tail) * self._block_size)
+                freed += self.table.shorten(user, (entry.num_blocks - tail) * self._block_size)
         return freed
 
     def _evict(self, at_most: int) -> int:

@@ -11,7 +11,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
 from userkv.core.errors import InvalidUserRequestError
-from userkv.core.request import UserKey, UserRequest, foreign_params
+from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params
 from userkv.core.tokens import as_tokens
 from userkv.core.user_cache import UserLookup
 
@@ -75,7 +75,10 @@ def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
     """
 
     def hash_blocks(request: Request) -> list[BlockHash]:
-        return hasher(request) if lookup_of(request) is None else []
+        ordinary = lookup_of(request) is None
+        # vLLM calls this again for each token of output: from now on its own hasher, or none.
+        request._block_hasher = hasher if ordinary else None
+        return hasher(request) if ordinary else []
 
     return hash_blocks
 
@@ -97,5 +100,6 @@ def _make_lookup(request: Request) -> UserLookup | None:
     request.kv_transfer_params = foreign_params(params)
     lora = request.lora_request
     name, path, number = (lora.lora_name, lora.lora_path, lora.lora_int_id) if lora is not None else ("", "", 0)
-    key = UserKey(user.user_id, name, path, request.cache_salt or "", number)
+    scope = KVScope(name, path, request.cache_salt or "", number)
+    key = UserKey(user.user_id, scope if scope != NO_SCOPE else NO_SCOPE)
     return UserLookup(key, user, as_tokens(request.prompt_token_ids[: user.history_len]))

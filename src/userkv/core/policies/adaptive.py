@@ -1,7 +1,5 @@
 """The default order of eviction: recent and frequent users stay, in the mixture that would have hit most of late."""
 
-from functools import partial
-
 from userkv.core.policies.idle_users import IdleUsers
 from userkv.core.policies.policy import EvictionPolicy, K
 from userkv.core.policies.shadow import Shadow
@@ -34,14 +32,12 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
 
     def __init__(self, capacity: float, half_lives: tuple[float, ...] = HALF_LIVES) -> None:
         self._worth = RequestWorth(half_lives)
-        self._shadows: list[Shadow[K]] = [
-            Shadow(capacity, partial(self._worth.of, which=which)) for which in range(len(half_lives))
-        ]
+        self._shadows: list[Shadow[K]] = [Shadow(capacity, self._worth, which) for which in range(len(half_lives))]
         self._gains = [0.0] * len(half_lives)
         self._rate = 1
         self._time = 0.0
         self._chosen = len(half_lives) // 2
-        self._users: IdleUsers[K] = IdleUsers()
+        self._users: IdleUsers[K] = IdleUsers(self._worth)
         self._victim: K | None = None
 
     @property
@@ -78,7 +74,7 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
 
     def victim(self) -> K | None:
         if self._victim is None:
-            self._victim = self._users.least(partial(self._worth.of, which=self._chosen))
+            self._victim = self._users.least(self._chosen)
         return self._victim
 
     def clear(self) -> None:

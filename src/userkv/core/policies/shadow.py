@@ -5,6 +5,7 @@ from typing import Generic
 
 from userkv.core.policies.idle_users import IdleUsers
 from userkv.core.policies.policy import K
+from userkv.core.policies.worth import RequestWorth
 
 
 class Shadow(Generic[K]):
@@ -14,15 +15,16 @@ class Shadow(Generic[K]):
 
     Args:
         capacity: of the cache, in the unit of the sizes.
-        worth: of a user, right now.
+        worth: of users.
+        which: the number of the half-life that decides.
 
     """
 
-    def __init__(self, capacity: float, worth: Callable[[K], float]) -> None:
+    def __init__(self, capacity: float, worth: RequestWorth, which: int) -> None:
         self._capacity = capacity
-        self._worth = worth
+        self._which = which
         self._sizes: dict[K, float] = {}
-        self._users: IdleUsers[K] = IdleUsers()
+        self._users: IdleUsers[K] = IdleUsers(worth)
         self._used = 0.0
 
     def __len__(self) -> int:
@@ -47,7 +49,7 @@ class Shadow(Generic[K]):
 
     def _keep_to_capacity(self) -> None:
         while self._used > self._capacity:
-            victim = self._users.least(self._worth)
+            victim = self._users.least(self._which)
             assert victim is not None
             excess = self._used - self._capacity
             if self._sizes[victim] > excess:

@@ -1,8 +1,8 @@
 """How much a user is worth keeping: how often he was requested, where older requests count less."""
 
-import math
 from array import array
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from math import exp2, inf, log2
 
 DEFAULT_SLOTS = 1 << 16
 
@@ -32,16 +32,20 @@ class RequestWorth:
             raise ValueError(f"slots must be a power of two, not {slots}")
         self.half_lives = half_lives
         self._mask = slots - 1
-        self._worths = [array("d", [-math.inf]) * slots for _ in half_lives]
+        self._rows = [(1.0 / half_life, array("d", [-inf]) * slots) for half_life in half_lives]
 
     def note(self, user: Hashable, time: float) -> None:
         """A request of ``user``; ``time`` never decreases."""
         slot = hash(user) & self._mask
-        for half_life, worths in zip(self.half_lives, self._worths, strict=True):
-            now = time / half_life
-            # log2(2**now + 2**before), where before <= now or not much above it.
-            worths[slot] = now + math.log2(1.0 + 2.0 ** (worths[slot] - now))
+        for per_half_life, worths in self._rows:
+            now = time * per_half_life
+            # log2(2**now + 2**before), where before is not much above now, if at all.
+            worths[slot] = now + log2(1.0 + exp2(worths[slot] - now))
 
-    def of(self, user: Hashable, which: int) -> float:
-        """The worth of ``user`` by the half-life of number ``which``; to be compared, not to be understood."""
-        return self._worths[which][hash(user) & self._mask]
+    def slot_of(self, user: Hashable) -> int:
+        """Where the worths of ``user`` are."""
+        return hash(user) & self._mask
+
+    def by(self, which: int) -> Sequence[float]:
+        """The worths by the half-life of number ``which``, by slot; to be compared, not to be understood."""
+        return self._rows[which][1]

@@ -79,6 +79,10 @@ class Asking:
 
         pool.lookup(self.uid, self.namespace, answered)
 
+    def holds_all(self, answer: PoolAnswer, now: float) -> bool:
+        """Whether the pool has the whole history, by this answer of its; ``now`` in unix seconds."""
+        return answer.usable is not None and self.common == len(self.lookup.history) and not answer.usable.expired(now)
+
     def must_ask(self, now: float) -> bool:
         """Whether there is neither a question nor an answer that can be trusted still."""
         # Again once only, or a request would ask for ever where steps take longer than that.

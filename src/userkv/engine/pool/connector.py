@@ -30,6 +30,7 @@ from userkv.core.pool_settings import PoolSettings
 from userkv.core.settings import ENABLE
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.assemble import CONNECTOR, WorkerFacts, check_transfer_config, make_scheduler, make_worker
+from userkv.engine.pool.cores import spare_cores
 from userkv.engine.pool.messages import StepJobs
 from userkv.engine.pool.namespace import Namespaces
 from userkv.engine.pool.scheduler_half import SchedulerHalf
@@ -104,9 +105,10 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rank = self._vllm_config.parallel_config.rank
-        self._worker, self._facts = make_worker(
-            self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, rank
-        )
+        with spare_cores():
+            self._worker, self._facts = make_worker(
+                self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, rank
+            )
         self._layers = self._worker.layers
 
     def get_handshake_metadata(self) -> PoolHandshake | None:
@@ -184,7 +186,9 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if self._scheduler is not None:
-            self._scheduler.allocated(request.request_id, blocks.get_block_ids()[0], num_external_tokens)
+            # Only for a load does anybody want the ids, of which a long history has hundreds.
+            block_ids = blocks.get_block_ids()[0] if num_external_tokens else ()
+            self._scheduler.allocated(request.request_id, block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         tier = self._scheduler.hit_tier(request.request_id) if self._scheduler is not None else None

@@ -49,19 +49,23 @@ class PoolKeeper:
         self._waiting: dict[UserKey, History] = {}
         self._ended: deque[tuple[UserKey, bool]] = deque()
 
-    def save(self, history: History, entry: UserEntry, answer: PoolAnswer | None) -> None:
+    def save(self, history: History, entry: UserEntry, answer: PoolAnswer | None, *, held: bool = False) -> None:
         """Save a history that has entered HBM as ``entry``; after the user's present save, if there is one.
 
         Args:
             history: what to save.
             entry: its entry in the table.
             answer: what the pool has said of the user, if it is to be trusted.
+            held: by that answer, the pool has all of it.
 
         """
         self._note_ended()
-        self._note(history.key, entry)
+        checked = self._note(history.key, entry)
         if self._saves.is_saving(history.uid, history.namespace):
             self._waiting[history.key] = history
+        elif held:
+            checked.next_check = self._clock() + RECHECK_SECONDS
+            self._saves.unneeded()
         else:
             self._saves.start(history, answer)
 

@@ -46,12 +46,15 @@ class PoolLoads:
         num_ranks: ranks that report each load.
         clock: seconds, monotonic.
 
+    Attributes:
+        counts: what loads have come to since the last :meth:`take_counts`.
+
     """
 
     def __init__(self, num_ranks: int, clock: Callable[[], float]) -> None:
         self._num_ranks = num_ranks
         self._clock = clock
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._job_ids = itertools.count(1)
         self._unshipped: list[LoadJob] = []
         self._running: dict[int, Load] = {}
@@ -63,7 +66,7 @@ class PoolLoads:
         job = LoadJob(next(self._job_ids), load.request_id, *load.user, tuple(reads), tuple(block_ids))
         self._running[job.job_id] = load
         self._unshipped.append(job)
-        self._counts["swapin_attempts"] += 1
+        self.counts["swapin_attempts"] += 1
 
     def ship(self) -> list[LoadJob]:
         """The jobs that workers shall begin with the step that is being scheduled."""
@@ -87,8 +90,8 @@ class PoolLoads:
                 self._leave_alone(load)
             if load.ranks_left == 0:
                 del self._running[job_id]
-                self._counts["swapin_successes"] += load.ok
-                self._counts[f"swapin_tokens_{load.tier.value}"] += load.counted_tokens if load.ok else 0
+                self.counts["swapin_successes"] += load.ok
+                self.counts[f"swapin_tokens_{load.tier.value}"] += load.counted_tokens if load.ok else 0
         return failed
 
     def is_bad(self, user: tuple[str, str], generation: int) -> bool:
@@ -96,9 +99,10 @@ class PoolLoads:
         bad, until = self._bad.get(user, (0, 0.0))
         return bad == generation and self._clock() < until
 
-    def take_counts(self) -> Counter[str]:
+    def take_counts(self) -> dict[str, int]:
         """Counts since the last call."""
-        counts, self._counts = self._counts, Counter()
+        counts = dict(self.counts)
+        self.counts.clear()
         return counts
 
     def _leave_alone(self, load: Load) -> None:

@@ -88,10 +88,10 @@ class Namespaces:
     """
 
     def __init__(self, model: str, version: str, facts: Any) -> None:
-        self.version = version
         self._model = model
         self._fingerprint = fingerprint(facts)
         self._announced = ""
+        self._weights_are(version)
         self._adapters: dict[int, tuple[float, str]] = {}
 
     def of(self, key: UserKey, adapter_id: int) -> str:
@@ -102,13 +102,10 @@ class Namespaces:
             adapter_id: vLLM's number of the adapter, a new one each time it is loaded by name; 0 without one.
 
         """
-        parts = [self._model, self.version, self._fingerprint]
-        if key.lora_name:
-            adapter = self._adapter(adapter_id, key.lora_path)
-            if not adapter:
-                return ""
-            parts.append(adapter)
-        return "#".join(quote(part, safe="~") for part in parts)
+        if not key.scope.lora_name:
+            return self._name
+        adapter = self._adapter(adapter_id, key.scope.lora_path)
+        return f"{self._name}#{_quoted(adapter)}" if adapter else ""
 
     def announce(self, version: str) -> None:
         """The next :meth:`renew` is to new weights of this version."""
@@ -116,8 +113,12 @@ class Namespaces:
 
     def renew(self) -> None:
         """The weights have changed. If nobody has announced a version, share nothing that was, and with nobody."""
-        self.version = self._announced or f"{self.version.split('~')[0]}~{uuid.uuid4().hex[:16]}"
+        self._weights_are(self._announced or f"{self.version.split('~')[0]}~{uuid.uuid4().hex[:16]}")
         self._announced = ""
+
+    def _weights_are(self, version: str) -> None:
+        self.version = version
+        self._name = "#".join(map(_quoted, (self._model, version, self._fingerprint)))
 
     def _adapter(self, adapter_id: int, path: str) -> str:
         """Digest of an adapter's weights as they were when it was first seen under this number.
@@ -132,3 +133,7 @@ class Namespaces:
             return ""
         seen, digest = self._adapters[adapter_id]
         return digest if seen == newest else ""
+
+
+def _quoted(part: str) -> str:
+    return quote(part, safe="~")

@@ -153,6 +153,11 @@ class PoolSaves:
             self._pool.lookup(history.uid, history.namespace, lambda found: self._plan(save, found), patient=True)
         return save
 
+    def unneeded(self) -> None:
+        """A history that the pool has already need not be saved."""
+        with self._lock:
+            self.counts["unneeded_saves"] += 1
+
     def ship(self) -> list[SaveJob]:
         """The jobs to send with this step."""
         jobs = []
@@ -206,8 +211,9 @@ class PoolSaves:
     def take_counts(self) -> dict[str, int]:
         """How saves ended since the last call."""
         with self._lock:
-            counts, self.counts = self.counts, Counter()
-        return dict(counts)
+            counts = dict(self.counts)
+            self.counts.clear()
+        return counts
 
     def saved(self, job_id: int, ok: bool, dropped: bool = False) -> None:
         """A rank has ended its part of a job, or dropped it because too many wait."""
@@ -249,7 +255,8 @@ class PoolSaves:
             history.tokens,
             self._block_size,
             max_extent_blocks=self._max_extent_blocks,
-            new_id=_new_extent_id,
+            # One random number for all: it is a call of the kernel.
+            new_id=itertools.count(secrets.randbits(62)).__next__,
             writer=self._writer,
             now=time.time(),
             ttl_seconds=self._ttl_seconds,
@@ -312,7 +319,3 @@ class PoolSaves:
             save.held = ()
             self.counts[count] += 1
         self.ended(save, ok)
-
-
-def _new_extent_id() -> int:
-    return secrets.randbits(63)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from userkv.core.block_table import UserEntry, longest_hit
+from userkv.core.block_table import UserEntry
 from userkv.core.keys import pool_uid
 from userkv.core.load_plan import plan_load
 from userkv.core.request import UserKey
@@ -77,7 +77,7 @@ class SchedulerHalf:
         """A request has arrived: ask the pool early, unless HBM has all that it could hit."""
         asking = Asking(lookup, adapter_id, pool_uid(lookup.key), self._namespace_of(lookup.key, adapter_id))
         self._requests[request_id] = asking
-        in_hbm = longest_hit(self._users.table.get(lookup.key), lookup.history)
+        in_hbm = lookup.held_by(self._users.table.get(lookup.key))
         asking.in_hbm = in_hbm == len(lookup.history)
         if self._reads_pool(asking) and in_hbm < asking.wanted(num_tokens):
             asking.ask(self._pool, self._block_size, self._clock())
@@ -163,9 +163,8 @@ class SchedulerHalf:
             self._keeper.step()
             jobs.saves = self._saves.ship()
             self._saves.release()
-        for request_id in self._over:
-            self._requests.pop(request_id, None)
-        self._over.clear()
+        while self._over:
+            self._requests.pop(self._over.pop(), None)
         return jobs
 
     def holds_blocks(self) -> bool:
@@ -186,13 +185,19 @@ class SchedulerHalf:
                 asking.lookup.tiers.pop(load.tier.value, None)
                 self._cancel_save(asking)
 
-    def take_stats(self) -> PoolStats:
-        """Figures since the last call."""
-        stats = PoolStats()
-        stats.count(**self._counts, **self._loads.take_counts())
+    def take_stats(self) -> PoolStats | None:
+        """Figures since the last call; ``None`` if nothing has happened, as in most steps."""
+        sources = [self._counts, self._loads.counts]
+        if self._saves is not None:
+            sources.append(self._saves.counts)
+        if not any(sources):
+            return None
+        counts = {**self._counts, **self._loads.take_counts()}
         self._counts.clear()
         if self._saves is not None:
-            stats.count(**self._saves.take_counts())
+            counts.update(self._saves.take_counts())
+        stats = PoolStats()
+        stats.count(**counts)
         return stats
 
     def finished(self, request_id: str) -> None:
@@ -208,7 +213,9 @@ class SchedulerHalf:
             self._keeper.written(key, entry)
             self._saves.confirm(save)
             return
-        self._keeper.save(asking.history(entry), entry, self._trusted_answer(asking))
+        answer = self._trusted_answer(asking)
+        held = answer is not None and asking.holds_all(answer, time.time())
+        self._keeper.save(asking.history(entry), entry, answer, held=held)
 
     def request_stopped(self, request_id: str) -> None:
         asking = self._requests.get(request_id)

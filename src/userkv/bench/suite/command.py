@@ -1,0 +1,136 @@
+"""What ``userkv bench`` does with its options."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from userkv.bench import options
+from userkv.bench.suite import machine, markdown, micro, plots
+from userkv.bench.suite.driver import Comparison, load_results, run_comparisons
+from userkv.bench.suite.goals import judge_all
+from userkv.bench.suite.policies import simulate_policies
+from userkv.bench.suite.scenarios import SCENARIOS
+from userkv.bench.suite.systems import SYSTEMS
+from userkv.core.errors import InvalidSettingError
+from userkv.serving.demo_model import ensure_model
+
+VERSION = 1
+
+MODEL = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
+"""Large enough that computing a history takes longer than the engine's overhead; 8 KiB of KV per token in float32."""
+
+CONCURRENCY = (1, 4, 8)
+"""For the simulation of policies: requests that hold blocks at a time."""
+
+PARTS = ("scenarios", "policies", "micro")
+
+
+def bench_command(args: Namespace) -> int:
+    """Runs the command and returns its exit status: 0, or 1 if a system or a script has failed.
+
+    Raises InvalidSettingError for options that cannot be used.
+    """
+    data, file = Path(args.data), Path(args.json)
+    if not file.parent.is_dir():
+        raise InvalidSettingError(f"--json must be the name of a file in an existing directory, not {args.json!r}.")
+    repeat = options.whole_number("--repeat", args.repeat)
+    comparisons = _comparisons(args, data)
+    parts = _chosen("--parts", args.parts, PARTS)
+    saved = load_results(file) if args.resume else {}
+    results: dict[str, Any] = {
+        "userkv_bench": VERSION,
+        "started": time.strftime("%Y-%m-%d"),
+        "command": shlex.join(["userkv", *sys.argv[1:]]),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
+        "scenarios": [],
+        "policies": saved.get("policies", []),
+        "micro": saved.get("micro", {}),
+        "goals": [],
+    }
+
+    def keep() -> None:
+        if "scenarios" in parts:
+            results["scenarios"] = [comparison.as_json() for comparison in comparisons if comparison.runs]
+        else:
+            results["scenarios"] = saved.get("scenarios", [])
+        results["goals"] = judge_all(results)
+        partial = file.with_name(file.name + ".part")
+        partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        partial.replace(file)
+
+    failed = False
+    if "policies" in parts:
+        results["policies"] = simulate_policies(data, CONCURRENCY, progress=sys.stderr.isatty())
+        keep()
+    if "micro" in parts:
+        failed |= _run_scripts(results["micro"], args.quick)
+        keep()
+    if "scenarios" in parts:
+        earlier = {each["name"]: each for each in saved.get("scenarios", [])}
+        model = ensure_model(MODEL, name="userkv-bench")
+        run_comparisons(comparisons, SYSTEMS, model, data, repeat, earlier, keep)
+        failed |= any(comparison.left_out for comparison in comparisons)
+    keep()
+    document = markdown.document(results)
+    file.with_suffix(".md").write_text(document, encoding="utf-8")
+    print(document)
+    if args.plots:
+        for plot in plots.draw(results, file.parent):
+            print(f"userkv bench: wrote {plot}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _comparisons(args: Namespace, data: Path) -> list[Comparison]:
+    known = {scenario.name: scenario for scenario in SCENARIOS}
+    names = _chosen("--scenarios", args.scenarios, tuple(known))
+    systems = _chosen("--systems", args.systems, tuple(SYSTEMS))
+    found = []
+    for name in names:
+        scenario = known[name]
+        if args.quick and not scenario.quick:
+            continue
+        if scenario.needs_data and not data.is_dir():
+            print(f"userkv bench: {name} is left out: there is no {data} (--data)", file=sys.stderr)
+            continue
+        takes_part = scenario.quick_systems if args.quick else scenario.systems
+        found.append(
+            Comparison(
+                scenario,
+                scenario.quick if args.quick else scenario.requests,
+                [system for system in takes_part if system in systems],
+            )
+        )
+    return found
+
+
+def _chosen(option: str, text: str | None, known: Sequence[str]) -> Sequence[str]:
+    if text is None:
+        return known
+    names = [name for name in text.split(",") if name]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidSettingError(f"{option} does not know {', '.join(unknown)}; there is {', '.join(known)}.")
+    return [name for name in known if name in names]
+
+
+def _run_scripts(found: dict[str, Any], quick: bool) -> bool:
+    directory = micro.benchmarks_directory()
+    if directory is None:
+        print("userkv bench: the small benchmarks need a checkout of UserKV; they are left out", file=sys.stderr)
+        return False
+    failed = False
+    for name, words in (micro.QUICK if quick else micro.SCRIPTS).items():
+        print(f"userkv bench: {name}", file=sys.stderr)
+        try:
+            found[name] = micro.run_script(directory, name, words)
+        except RuntimeError as error:
+            print(f"userkv bench: {error}", file=sys.stderr)
+            failed = True
+    return failed

@@ -1,0 +1,130 @@
+"""Runs scenarios through systems, in turn, and keeps every figure as soon as it is measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from userkv.bench.suite.figures import figures_of, spreads_of
+from userkv.bench.suite.run import RunFailedError, run_system
+from userkv.bench.suite.scenarios import Scenario, sizes_of
+from userkv.bench.suite.system import Sizes, System, SystemMissingError
+from userkv.bench.suite.workloads import TOKENS_PER_ITEM
+from userkv.bench.workload_file import write_workload
+
+Figures = dict[str, float | None]
+
+SECONDS_PER_REQUEST = 3.0
+"""A system that takes longer than this for each request hangs."""
+
+START_SECONDS = 180.0
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A scenario and its runs so far.
+
+    Attributes:
+        scenario: what is run.
+        requests: how many.
+        systems: their names, in the order of the table.
+        runs: per system, the figures of each run.
+        left_out: per system that cannot run here or has failed, why.
+
+    """
+
+    scenario: Scenario
+    requests: int
+    systems: Sequence[str]
+    runs: dict[str, list[Figures]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """With a spread for each figure, and the single runs."""
+        return {
+            "name": self.scenario.name,
+            "title": self.scenario.title,
+            "requests": self.requests,
+            "concurrency": self.scenario.concurrency,
+            "sizes": self.sizes,
+            "systems": {name: {"figures": spreads_of(runs), "runs": runs} for name, runs in self.runs.items() if runs},
+            "left_out": self.left_out,
+        }
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Take over the runs that an interrupted call has saved, if they were of the same requests and sizes."""
+        if saved["requests"] == self.requests and saved["sizes"] == self.sizes:
+            self.runs = {name: list(entry["runs"]) for name, entry in saved["systems"].items() if name in self.systems}
+
+
+def run_comparisons(
+    comparisons: Sequence[Comparison],
+    systems: Mapping[str, System],
+    model: Path,
+    data: Path,
+    repeat: int,
+    saved: Mapping[str, Mapping[str, Any]],
+    keep: Callable[[], None],
+) -> None:
+    """Run what is missing until each system of each comparison has ``repeat`` runs.
+
+    Args:
+        comparisons: filled in.
+        systems: by name.
+        model: its directory.
+        data: directory of the logs.
+        repeat: runs per system; the systems take turns.
+        saved: comparisons of an interrupted call, as JSON, by scenario.
+        keep: called after each run.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="userkv-workloads-") as temporary:
+        files: dict[str, Path] = {}
+        for comparison in comparisons:
+            name = comparison.scenario.name
+            requests = list(comparison.scenario.make(data, comparison.requests))
+            files[name] = Path(temporary) / f"{name}.jsonl"
+            write_workload(requests, files[name], TOKENS_PER_ITEM)
+            comparison.sizes = asdict(sizes_of(comparison.scenario, requests))
+            if name in saved:
+                comparison.resume(saved[name])
+        total = sum(repeat * len(comparison.systems) for comparison in comparisons)
+        done = sum(len(runs) for comparison in comparisons for runs in comparison.runs.values())
+        with tqdm(total=total, initial=done, unit="run", file=sys.stderr) as bar:
+            for comparison in comparisons:
+                for turn in range(repeat):
+                    for name in comparison.systems:
+                        bar.set_description(f"{comparison.scenario.name}, {name}")
+                        if len(comparison.runs.get(name, ())) <= turn and name not in comparison.left_out:
+                            _run(comparison, systems[name], files[comparison.scenario.name], model)
+                            keep()
+                            bar.update()
+
+
+def _run(comparison: Comparison, system: System, workload: Path, model: Path) -> None:
+    timeout = START_SECONDS + SECONDS_PER_REQUEST * comparison.requests
+    try:
+        report = run_system(
+            system, workload, Sizes(**comparison.sizes), model, comparison.scenario.concurrency, timeout
+        )
+    except (SystemMissingError, RunFailedError) as error:
+        comparison.left_out[system.name] = str(error).splitlines()[0]
+        print(f"userkv bench: {system.name} is left out of {comparison.scenario.name}: {error}", file=sys.stderr)
+        return
+    comparison.runs.setdefault(system.name, []).append(figures_of(report))
+
+
+def load_results(path: Path) -> dict[str, Any]:
+    """What an earlier call has written; {} if there is nothing."""
+    if not path.exists():
+        return {}
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return results

@@ -1,0 +1,56 @@
+"""The small benchmarks of ``benchmarks/``, run as scripts and read as figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = {
+    "pool_bandwidth": (),
+    "pool_bandwidth_mooncake": (),
+    "scheduler_cost": (),
+    "record_codec": (),
+    "table_scale": (),
+    "layerwise_overlap": (),
+}
+"""Script -> its options, beside ``--json FILE``."""
+
+QUICK: dict[str, tuple[str, ...]] = {
+    "pool_bandwidth": ("--repeats", "5"),
+    "pool_bandwidth_mooncake": ("--repeats", "5"),
+    "scheduler_cost": (),
+    "table_scale": (),
+    "layerwise_overlap": (),
+}
+
+TIMEOUT_SECONDS = 600.0
+
+
+def benchmarks_directory() -> Path | None:
+    """``benchmarks/`` of the checkout that this package lies in; ``None`` if it was installed without one."""
+    directory = Path(__file__).resolve().parents[4] / "benchmarks"
+    return directory if (directory / "table_scale.py").is_file() else None
+
+
+def run_script(directory: Path, name: str, options: tuple[str, ...]) -> dict[str, Any]:
+    """The ``figures`` that a script writes.
+
+    Raises:
+        RuntimeError: it has failed; with the end of what it has said.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="userkv-bench-") as temporary:
+        file = Path(temporary) / "figures.json"
+        command = [sys.executable, str(directory / f"{name}.py"), "--json", str(file), *options]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"{name}.py was not done after {TIMEOUT_SECONDS:g} s") from error
+        if done.returncode:
+            raise RuntimeError(f"{name}.py ended with status {done.returncode}: {done.stderr[-2000:]}")
+        figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["figures"]
+        return figures

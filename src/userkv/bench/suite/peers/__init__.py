@@ -1,0 +1,1 @@
+"""What peers need to run at all on this machine."""

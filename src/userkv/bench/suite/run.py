@@ -1,0 +1,107 @@
+"""One run of one system: prepared, replayed in processes of its own, measured and taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from userkv.bench.suite.system import Prepared, Sizes, System
+from userkv.core.errors import UserKVError
+
+_LAST_WORDS = 6000
+"""How much of what a failed replay has said is shown, characters."""
+
+_GRACE_SECONDS = 5.0
+"""For what a replay that has ended leaves behind, such as Python's own process that frees shared memory."""
+
+_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+class RunFailedError(UserKVError):
+    """A system did not answer all requests of a run; says what the replay has said."""
+
+
+def run_system(
+    system: System, workload: Path, sizes: Sizes, model: Path, concurrency: int, timeout_s: float
+) -> dict[str, Any]:
+    """Replay a workload file through a fresh engine and an empty pool.
+
+    Returns:
+        What ``userkv replay --json`` reports, with ``pool``: :class:`PoolCounters` as a dictionary. ``cpu_seconds``
+        covers the servers beside the engine, too.
+
+    Raises:
+        SystemMissingError: this machine cannot run the system.
+        RunFailedError: the replay has failed, or some of its requests have, or it took more than ``timeout_s`` seconds.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="userkv-bench-") as temporary:
+        directory = Path(temporary) / "system"
+        directory.mkdir(mode=0o700)
+        report = Path(temporary) / "report.json"
+        with system.prepare(sizes, directory) as prepared:
+            command = replay_command(prepared, workload, sizes, model, concurrency, report)
+            _run(system.name, command, os.environ | _ENVIRONMENT | dict(prepared.env), timeout_s)
+            found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+            found["pool"] = asdict(prepared.counters(found))
+    return found
+
+
+def replay_command(
+    prepared: Prepared, workload: Path, sizes: Sizes, model: Path, concurrency: int, report: Path
+) -> Sequence[str]:
+    """The command line of a run, with what all systems have in common."""
+    command = [str(prepared.python), "-m", "userkv.cli", "replay", str(workload), "--offline", str(model)]
+    command += ["--json", str(report), "--concurrency", str(concurrency)]
+    for argument in (
+        f"num_gpu_blocks_override={sizes.hbm_blocks}",
+        f"block_size={sizes.block_size}",
+        f"max_model_len={sizes.max_model_len}",
+        "dtype=float32",
+        "enforce_eager=true",
+    ):
+        command += ["--engine-arg", argument]
+    for pid in prepared.server_pids:
+        command += ["--cpu-of", str(pid)]
+    for page in prepared.metrics_pages:
+        command += ["--metrics", page]
+    return [*command, *prepared.options]
+
+
+def _run(name: str, command: Sequence[str], env: dict[str, str], timeout_s: float) -> None:
+    """Run a command to its end; whatever happens here, it and all that it has started end, too."""
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
+        )
+        status = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = process.wait(timeout_s)
+        finally:
+            _end_group(process, _GRACE_SECONDS if status is not None else 0.0)
+        if status != 0:
+            words.seek(0)
+            said = words.read().decode("utf-8", "replace").strip()[-_LAST_WORDS:]
+            reason = f"was not done after {timeout_s:g} s" if status is None else f"ended with status {status}"
+            raise RunFailedError(f"The replay through {name} {reason}; it said:\n{said}")
+
+
+def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    """Kill what is left of a process and its group, which has the engine's processes, after some time to end."""
+    deadline = time.monotonic() + grace_s
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,77 @@
+"""A trace through the user cache in HBM with a pool beneath."""
+
+from collections.abc import Iterable
+
+from userkv.core.policies.policy import EvictionPolicy
+from userkv.core.request import UserKey
+from userkv.sim.hbm import HbmSimulation
+from userkv.sim.trace import SimRequest, SimResult
+
+
+class PoolSimulation:
+    """A pool of whole users, which is asked for what HBM does not have and given what had to be computed.
+
+    Only requests that HBM cannot serve whole are uses of the pool, as in the engine. Therefore the users whom HBM keeps
+    are the first to leave the pool, and the two tiers hold different users without having to talk about it.
+
+    Args:
+        block_size: tokens per block.
+        num_blocks: blocks that the pool holds.
+        hbm: the cache above.
+        policy: who leaves the pool first.
+        sees_all: tell it of requests that HBM serves, too; for one that knows the future by their numbers.
+
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        num_blocks: int,
+        hbm: HbmSimulation,
+        policy: EvictionPolicy[UserKey],
+        sees_all: bool = False,
+    ) -> None:
+        self._block_size = block_size
+        self._room = num_blocks
+        self._hbm = hbm
+        self._policy = policy
+        self._sees_all = sees_all
+        self._blocks: dict[UserKey, int] = {}
+        self._tokens: dict[UserKey, int] = {}
+
+    def run(self, requests: Iterable[SimRequest]) -> SimResult:
+        """Take all requests, one after the other."""
+        prompt = hits = 0
+        for request in requests:
+            prompt += len(request.history) + request.new_tokens
+            hits += self._request(request)
+        return SimResult(prompt, hits)
+
+    def _request(self, request: SimRequest) -> int:
+        user = UserKey(request.user)
+        needed = len(request.history)
+        in_hbm = self._hbm.request(request)
+        if in_hbm < needed or self._sees_all:
+            self._policy.note_request(user, -(-needed // self._block_size))
+            self._policy.discard(user)
+        if in_hbm >= needed:
+            if user in self._blocks and user not in self._policy:
+                self._policy.add(user)
+            return in_hbm
+        in_pool = min(self._tokens.get(user, 0), needed)
+        if in_pool < needed:
+            self._put(user, needed)
+        if user in self._blocks:
+            self._policy.add(user)
+        return max(in_hbm, in_pool)
+
+    def _put(self, user: UserKey, tokens: int) -> None:
+        blocks = -(-tokens // self._block_size)
+        before = self._blocks.get(user, 0)
+        while sum(self._blocks.values()) - before + blocks > self._room:
+            victim = self._policy.victim()
+            if victim is None:
+                return
+            self._policy.discard(victim)
+            del self._blocks[victim], self._tokens[victim]
+        self._blocks[user], self._tokens[user] = blocks, tokens
