@@ -8,10 +8,10 @@ FINGERPRINT := $(shell (cat requirements/cpu.txt requirements/torch-cpu.txt pypr
 STAMP := .venv/.setup-$(FINGERPRINT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-unit lint clean distclean lock
+.PHONY: help setup serve test test-unit lint bench-peers bench bench-quick clean distclean lock
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv and install the locked CPU stack (PYTHON=python3.11 names an interpreter)
 
@@ -32,12 +32,21 @@ lint: $(STAMP) ## check style, format and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
+bench-peers: $(STAMP) ## install the benchmark suite's peers into .venv-peers (LMCache)
+	@scripts/bench_peers.sh $(PYTHON)
+
+bench: bench-peers ## compare all systems on this machine, hours; writes benchmarks/results/latest.json (ARGS="--resume")
+	@$(BIN)/userkv bench --json benchmarks/results/latest.json --plots $(ARGS)
+
+bench-quick: $(STAMP) ## the same in less than ten minutes: each goal once; writes benchmarks/results/quick.json
+	@$(BIN)/userkv bench --quick --json benchmarks/results/quick.json $(ARGS)
+
 clean: ## remove caches and build results
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	@find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@find . -name '.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## remove .venv, too
-	@rm -rf .venv
+distclean: clean ## remove .venv and .venv-peers, too
+	@rm -rf .venv .venv-peers
 
 lock: ## resolve pyproject.toml into requirements/*.txt (UPGRADE=1 takes the newest of everything)
 	@scripts/lock.sh $(PYTHON) $(if $(UPGRADE),--upgrade)

@@ -8,10 +8,15 @@ import pytest
 import userkv
 
 ROOT = Path(userkv.__file__).parent
-LAYERS = ("core", "client", "models", "store", "engine", "serving", "bench", "train", "cli")
+LAYERS = ("core", "client", "models", "store", "engine", "serving", "sim", "bench", "train", "cli")
 """From the bottom to the top."""
 
-BESIDE = {"client": {"models", "store", "engine"}, "models": {"client", "store"}, "store": {"client", "models"}}
+BESIDE = {
+    "client": {"models", "store", "engine"},
+    "models": {"client", "store"},
+    "store": {"client", "models"},
+    "sim": {"client", "models", "store", "engine", "serving"},
+}
 """What is not used although it lies below."""
 
 ABOVE = {layer: {*LAYERS[place + 1 :], *BESIDE.get(layer, ())} - {layer} for place, layer in enumerate(LAYERS)}

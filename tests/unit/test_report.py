@@ -149,7 +149,7 @@ def test_the_keys_of_the_json_are_stable() -> None:
     found: dict[str, Any] = make_report(EXAMPLE, 2).as_json({"file": "x"}, {"users": True})
     assert set(found) == {
         *("userkv_replay", "input", "settings", "total", "phases", "first_visit", "returning"),
-        *("tiers", "cpu_seconds", "engine_counters", "page_counters", "failures", "first_failures"),
+        *("ranking", "tiers", "cpu_seconds", "engine_counters", "page_counters", "failures", "first_failures"),
     }
     assert found["userkv_replay"] == 1
     assert found["tiers"] is None

@@ -21,7 +21,7 @@ _GENERATE = """Write a workload file with the shape of a large recommender's log
 requests, history lengths have a long tail, users come in bursts, histories grow, candidates are always fresh."""
 
 
-_BENCH = """Compare systems on this machine: stock vLLM, its peers' KV pools, and UserKV, on the same workloads, in turn.
+_BENCH = """Compare systems on this machine: stock vLLM, its peers' KV pools and UserKV, on the same workloads, in turn.
 Writes the figures and how far the goals are met as JSON, and the tables as Markdown beside it. Exit status: 0, 1 if a
 system or a script has failed, 2 if options cannot be used. Some peers need an environment: make bench-peers."""
 
@@ -104,6 +104,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--quick", action="store_true", help="fewer requests, systems and scenarios: each goal once")
     add("--scenarios", metavar="A,B", help="only these (default: all)")
     add("--systems", metavar="A,B", help="only these (default: those of each scenario)")
+    add("--requests", metavar="N", help="at most so many per scenario (default: what each is meant to have)")
     add("--parts", metavar="A,B", help="scenarios, policies (simulated), micro (scripts of benchmarks/); default: all")
     add("--repeat", metavar="N", default="1", help="runs of each system, in turn with the others (default 1)")
     add("--resume", action="store_true", help="go on with what --json has already")

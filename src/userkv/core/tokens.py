@@ -29,6 +29,8 @@ def as_tokens(token_ids: Sequence[int]) -> TokenArray:
 def common_prefix(a: TokenArray, b: TokenArray) -> int:
     """Length in tokens of the longest common prefix: one vectorised comparison, O(min(len(a), len(b)))."""
     length = min(a.size, b.size)
+    if not length:
+        return 0
     differs = a[:length] != b[:length]
-    first = int(differs.argmax()) if length else 0
-    return first if length and differs[first] else length
+    first = int(differs.argmax())
+    return first if differs[first] else length

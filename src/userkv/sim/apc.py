@@ -1,13 +1,25 @@
 """A trace through a prefix cache of hashed blocks, as vLLM's: the yardstick."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 
 from userkv.sim.trace import SimRequest, SimResult
 
 
+class _Block:
+    """A full block, found under the key of all tokens up to its end."""
+
+    __slots__ = ("key", "ref_cnt")
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+        self.ref_cnt = 1
+
+
 class ApcSimulation:
     """Full blocks under the hash of all tokens up to their end, least recently used first; candidates' blocks, too.
+
+    Users mean nothing to it: equal tokens are shared.
 
     Args:
         block_size: tokens per block.
@@ -18,11 +30,12 @@ class ApcSimulation:
 
     def __init__(self, block_size: int, num_blocks: int, concurrency: int = 1) -> None:
         self._block_size = block_size
-        self._free_blocks = num_blocks
+        self._num_free = num_blocks  # Blocks that hold nothing; they are taken first.
         self._concurrency = concurrency
-        self._idle: OrderedDict[object, None] = OrderedDict()
-        self._held: dict[object, int] = {}
-        self._running: deque[tuple[list[object], int]] = deque()
+        self._idle: OrderedDict[_Block, None] = OrderedDict()
+        # A key may have several blocks: the last token is computed even if its block is cached.
+        self._cached: defaultdict[object, list[_Block]] = defaultdict(list)
+        self._running: deque[tuple[list[_Block], int]] = deque()
         self._count = 0
 
     def run(self, requests: Iterable[SimRequest]) -> SimResult:
@@ -30,10 +43,11 @@ class ApcSimulation:
         prompt = hits = 0
         for request in requests:
             prompt += len(request.history) + request.new_tokens
-            hits += self._request(request)
+            hits += self.request(request)
         return SimResult(prompt, hits)
 
-    def _request(self, request: SimRequest) -> int:
+    def request(self, request: SimRequest) -> int:
+        """Start a request, and end the oldest one if too many run: how many of its tokens were cached."""
         while len(self._running) >= self._concurrency:
             self._end_oldest()
         self._count += 1
@@ -42,42 +56,43 @@ class ApcSimulation:
         history = request.history.tobytes()
         item = request.history.itemsize
         keys: list[object] = [
-            (request.user, hash(history[: end * item])) if end <= len(request.history) else (self._count, end)
+            hash(history[: end * item]) if end <= len(request.history) else (self._count, end)
             for end in range(size, num_tokens + 1, size)
         ]
-        hit = 0
-        # The engine must compute one token at least.
-        while hit < len(keys) and (hit + 1) * size < num_tokens and self._is_cached(keys[hit]):
-            hit += 1
-        for key in keys[:hit]:
-            self._hold(key)
+        blocks: list[_Block] = []
+        for key in keys:
+            # The engine must compute one token at least.
+            if key not in self._cached or (len(blocks) + 1) * size >= num_tokens:
+                break
+            blocks.append(self._cached[key][0])
+        hit = len(blocks)
+        for block in blocks:
+            self._idle.pop(block, None)
+            block.ref_cnt += 1
         needed = -(-num_tokens // size) - hit
-        while self._free_blocks + len(self._idle) < needed and self._running:
+        while self._num_free + len(self._idle) < needed and self._running:
             self._end_oldest()
         for _ in range(needed):
-            if self._free_blocks:
-                self._free_blocks -= 1
+            if self._num_free:
+                self._num_free -= 1
             elif self._idle:
-                self._idle.popitem(last=False)
-        # A block whose hash is cached already stays beside it without being found; that is rare enough to leave out.
+                self._forget(self._idle.popitem(last=False)[0])
         for key in keys[hit:]:
-            self._held[key] = self._held.get(key, 0) + 1
-        self._running.append((keys, num_tokens))
+            blocks.append(_Block(key))
+            self._cached[key].append(blocks[-1])
+        self._running.append((blocks, num_tokens))
         return hit * size
 
-    def _is_cached(self, key: object) -> bool:
-        return key in self._idle or key in self._held
-
-    def _hold(self, key: object) -> None:
-        self._idle.pop(key, None)
-        self._held[key] = self._held.get(key, 0) + 1
+    def _forget(self, block: _Block) -> None:
+        self._cached[block.key].remove(block)
+        if not self._cached[block.key]:
+            del self._cached[block.key]
 
     def _end_oldest(self) -> None:
-        keys, num_tokens = self._running.popleft()
+        blocks, num_tokens = self._running.popleft()
         # The last, partial block has no hash and is free at once; tails go before heads.
-        self._free_blocks += num_tokens % self._block_size != 0
-        for key in reversed(keys):
-            self._held[key] -= 1
-            if not self._held[key]:
-                del self._held[key]
-                self._idle[key] = None
+        self._num_free += num_tokens % self._block_size != 0
+        for block in reversed(blocks):
+            block.ref_cnt -= 1
+            if not block.ref_cnt:
+                self._idle[block] = None

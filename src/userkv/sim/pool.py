@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.request import UserKey
+from userkv.core.tokens import TokenArray, common_prefix
 from userkv.sim.hbm import HbmSimulation
 from userkv.sim.trace import SimRequest, SimResult
 
@@ -37,7 +38,7 @@ class PoolSimulation:
         self._policy = policy
         self._sees_all = sees_all
         self._blocks: dict[UserKey, int] = {}
-        self._tokens: dict[UserKey, int] = {}
+        self._histories: dict[UserKey, TokenArray] = {}
 
     def run(self, requests: Iterable[SimRequest]) -> SimResult:
         """Take all requests, one after the other."""
@@ -58,20 +59,20 @@ class PoolSimulation:
             if user in self._blocks and user not in self._policy:
                 self._policy.add(user)
             return in_hbm
-        in_pool = min(self._tokens.get(user, 0), needed)
+        in_pool = common_prefix(self._histories[user], request.history) if user in self._histories else 0
         if in_pool < needed:
-            self._put(user, needed)
+            self._put(user, request.history)
         if user in self._blocks:
             self._policy.add(user)
         return max(in_hbm, in_pool)
 
-    def _put(self, user: UserKey, tokens: int) -> None:
-        blocks = -(-tokens // self._block_size)
+    def _put(self, user: UserKey, history: TokenArray) -> None:
+        blocks = -(-len(history) // self._block_size)
         before = self._blocks.get(user, 0)
         while sum(self._blocks.values()) - before + blocks > self._room:
             victim = self._policy.victim()
             if victim is None:
                 return
             self._policy.discard(victim)
-            del self._blocks[victim], self._tokens[victim]
-        self._blocks[user], self._tokens[user] = blocks, tokens
+            del self._blocks[victim], self._histories[victim]
+        self._blocks[user], self._histories[user] = blocks, history

@@ -56,11 +56,11 @@ def bench_command(args: Namespace) -> int:
         "goals": [],
     }
 
+    earlier = {each["name"]: each for each in saved.get("scenarios", [])}
+
     def keep() -> None:
-        if "scenarios" in parts:
-            results["scenarios"] = [comparison.as_json() for comparison in comparisons if comparison.runs]
-        else:
-            results["scenarios"] = saved.get("scenarios", [])
+        found = earlier | {each.scenario.name: each.as_json() for each in comparisons if each.runs or each.left_out}
+        results["scenarios"] = [found[scenario.name] for scenario in SCENARIOS if scenario.name in found]
         results["goals"] = judge_all(results)
         partial = file.with_name(file.name + ".part")
         partial.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
@@ -74,7 +74,6 @@ def bench_command(args: Namespace) -> int:
         failed |= _run_scripts(results["micro"], args.quick)
         keep()
     if "scenarios" in parts:
-        earlier = {each["name"]: each for each in saved.get("scenarios", [])}
         model = ensure_model(MODEL, name="userkv-bench")
         run_comparisons(comparisons, SYSTEMS, model, data, repeat, earlier, keep)
         failed |= any(comparison.left_out for comparison in comparisons)
@@ -92,6 +91,7 @@ def _comparisons(args: Namespace, data: Path) -> list[Comparison]:
     known = {scenario.name: scenario for scenario in SCENARIOS}
     names = _chosen("--scenarios", args.scenarios, tuple(known))
     systems = _chosen("--systems", args.systems, tuple(SYSTEMS))
+    most = sys.maxsize if args.requests is None else options.whole_number("--requests", args.requests)
     found = []
     for name in names:
         scenario = known[name]
@@ -104,7 +104,7 @@ def _comparisons(args: Namespace, data: Path) -> list[Comparison]:
         found.append(
             Comparison(
                 scenario,
-                scenario.quick if args.quick else scenario.requests,
+                min(most, scenario.quick if args.quick else scenario.requests),
                 [system for system in takes_part if system in systems],
             )
         )

@@ -47,6 +47,10 @@ class Comparison:
     left_out: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
 
+    def requests_of(self, system: str) -> int:
+        """How many of the requests a system gets."""
+        return min(self.requests, self.scenario.fewer.get(system, self.requests))
+
     def as_json(self) -> dict[str, Any]:
         """With a spread for each figure, and the single runs."""
         return {
@@ -55,14 +59,22 @@ class Comparison:
             "requests": self.requests,
             "concurrency": self.scenario.concurrency,
             "sizes": self.sizes,
-            "systems": {name: {"figures": spreads_of(runs), "runs": runs} for name, runs in self.runs.items() if runs},
+            "systems": {
+                name: {
+                    "requests": self.requests_of(name),
+                    "figures": spreads_of(self.runs[name]),
+                    "runs": self.runs[name],
+                }
+                for name in dict.fromkeys((*self.scenario.systems, *self.systems))
+                if self.runs.get(name)
+            },
             "left_out": self.left_out,
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:
         """Take over the runs that an interrupted call has saved, if they were of the same requests and sizes."""
         if saved["requests"] == self.requests and saved["sizes"] == self.sizes:
-            self.runs = {name: list(entry["runs"]) for name, entry in saved["systems"].items() if name in self.systems}
+            self.runs = {name: list(entry["runs"]) for name, entry in saved["systems"].items()}
 
 
 def run_comparisons(
@@ -87,26 +99,29 @@ def run_comparisons(
 
     """
     with tempfile.TemporaryDirectory(prefix="userkv-workloads-") as temporary:
-        files: dict[str, Path] = {}
         for comparison in comparisons:
-            name = comparison.scenario.name
             requests = list(comparison.scenario.make(data, comparison.requests))
-            files[name] = Path(temporary) / f"{name}.jsonl"
-            write_workload(requests, files[name], TOKENS_PER_ITEM)
+            for count in {comparison.requests_of(system) for system in comparison.systems}:
+                write_workload(requests[:count], _file(temporary, comparison, count), TOKENS_PER_ITEM)
             comparison.sizes = asdict(sizes_of(comparison.scenario, requests))
-            if name in saved:
-                comparison.resume(saved[name])
+            if comparison.scenario.name in saved:
+                comparison.resume(saved[comparison.scenario.name])
         total = sum(repeat * len(comparison.systems) for comparison in comparisons)
-        done = sum(len(runs) for comparison in comparisons for runs in comparison.runs.values())
+        done = sum(min(repeat, len(each.runs.get(name, ()))) for each in comparisons for name in each.systems)
         with tqdm(total=total, initial=done, unit="run", file=sys.stderr) as bar:
             for comparison in comparisons:
                 for turn in range(repeat):
                     for name in comparison.systems:
                         bar.set_description(f"{comparison.scenario.name}, {name}")
                         if len(comparison.runs.get(name, ())) <= turn and name not in comparison.left_out:
-                            _run(comparison, systems[name], files[comparison.scenario.name], model)
+                            workload = _file(temporary, comparison, comparison.requests_of(name))
+                            _run(comparison, systems[name], workload, model)
                             keep()
                             bar.update()
+
+
+def _file(directory: str, comparison: Comparison, requests: int) -> Path:
+    return Path(directory) / f"{comparison.scenario.name}-{requests}.jsonl"
 
 
 def _run(comparison: Comparison, system: System, workload: Path, model: Path) -> None:

@@ -23,6 +23,9 @@ _LAST_WORDS = 6000
 _GRACE_SECONDS = 5.0
 """For what a replay that has ended leaves behind, such as Python's own process that frees shared memory."""
 
+_KILLED_SECONDS = 5.0
+"""For the system to bury what was killed."""
+
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
 
@@ -98,10 +101,21 @@ def _run(name: str, command: Sequence[str], env: dict[str, str], timeout_s: floa
 
 def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
     """Kill what is left of a process and its group, which has the engine's processes, after some time to end."""
-    deadline = time.monotonic() + grace_s
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
+    if not _is_gone(process.pid, grace_s):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    _is_gone(process.pid, _KILLED_SECONDS)  # The next run should find an idle machine, and memory.
+
+
+def _is_gone(group: int, patience_s: float) -> bool:
+    """Whether a process group has no members any more, after some time to end."""
+    deadline = time.monotonic() + patience_s
+    try:
+        os.killpg(group, 0)
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -33,6 +33,10 @@ class Shadow(Generic[K]):
     def request(self, user: K, size: float) -> float:
         """A request of a user whose history takes ``size``: how much of it would have been held."""
         held = self._sizes.get(user, 0.0)
+        if not size:  # A request without a history: there is nothing to hold, and nobody is held without a size.
+            if held:
+                self._drop(user)
+            return 0.0
         if not held:
             self._users.add(user)
         self._sizes[user] = size

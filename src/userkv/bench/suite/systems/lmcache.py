@@ -76,6 +76,9 @@ def _server(sizes: Sizes, port: int, http_port: int, log: Path) -> Iterator[subp
         "supported-transfer-mode": "auto",
         "l1-size-gb": sizes.pool_bytes / 2**30,
         "eviction-policy": "LRU",
+        # Its defaults, 0.8 and 0.2, would leave up to two fifths of a small pool empty.
+        "eviction-trigger-watermark": 0.95,
+        "eviction-ratio": 0.05,
     }.items():
         command += [f"--{name}", str(value)]
     command.append("--no-l1-use-lazy")  # All memory is there, and touched, before the first request.
