@@ -50,6 +50,16 @@ def test_user_requests_have_no_hashes_and_keep_only_other_connectors_parameters(
     assert mine.block_hashes == []
 
 
+def test_vllm_hashes_an_ordinary_request_itself_from_the_first_call_on() -> None:
+    asked: list[Request] = []
+    hasher = skip_hashing_user_requests(lambda request: asked.append(request) or [b"hash"])  # type: ignore[func-returns-value]
+    ordinary = Request("r", [5, 6, 7], SamplingParams(), None, block_hasher=hasher)
+    ordinary.append_output_token_ids(1)
+    assert ordinary.block_hashes == [b"hash"] * 2
+    assert asked == [ordinary] * 2
+    assert ordinary._block_hasher is not hasher
+
+
 def test_kv_of_other_adapters_and_tenants_is_kept_apart() -> None:
     adapter = LoRARequest("adapter", 1, "/nowhere")
     retrained = LoRARequest("adapter", 2, "/elsewhere")

@@ -180,6 +180,46 @@ class TestSaving:
         assert bench.pool.lookups == []
         bench.finish("2", computed=0)
 
+    def test_what_the_pool_has_already_is_not_saved_and_not_held(self, bench: SchedulerBench) -> None:
+        assert bench.run("1", HISTORY, answer=FULL) == len(HISTORY)
+        assert len(bench.saves or ()) == 0
+        assert bench.jobs.saves == []
+        assert bench.half.take_stats().reduce()["unneeded_saves"] == 1
+        bench.clock.now += RECHECK_SECONDS - 1
+        bench.run("2", HISTORY)
+        assert bench.pool.lookups == []
+        bench.clock.now += 2
+        bench.run("3", HISTORY)
+        bench.asked().answer(FULL)
+
+    def test_what_expires_while_it_is_loaded_is_saved_again(self, bench: SchedulerBench) -> None:
+        bench.run("1", HISTORY, answer=answer_of(record_of(HISTORY, expires_at=2.0)))
+        assert len(bench.jobs.saves) == 1
+        bench.save()
+
+    def test_another_history_that_is_being_saved_does_not_stay(self, bench: SchedulerBench) -> None:
+        """It replaces what the pool had of this one when it was asked."""
+        other = [99, *HISTORY[1:]]
+        for name, history in (("1", other), ("2", HISTORY)):
+            bench.arrive(name, history)
+            bench.asked().answer(FULL)
+        for name in ("1", "2"):
+            bench.start(name, bench.find(name) or 0)
+            bench.half.loaded({job.job_id: (1, True) for job in bench.jobs.loads})
+            bench.finish(name)
+        bench.write()  # Of the other history, which the step of the second request has shipped.
+        bench.pool.commits.pop().answer(COMMITTED)
+        bench.step()
+        bench.asked().answer(answer_of(record_of(other, generation=6)))
+        assert len(bench.step().saves) == 1
+        bench.save()
+
+    def test_a_step_in_which_nothing_happens_has_no_figures(self, bench: SchedulerBench) -> None:
+        bench.run("1", HISTORY, answer=ABSENT)
+        bench.save()
+        assert bench.half.take_stats() is not None
+        assert bench.half.take_stats() is None
+
     def test_all_counts_have_a_metric(self, bench: SchedulerBench) -> None:
         seen: set[str] = set()
         for user, answer in enumerate([ABSENT, UNKNOWN, FULL, answer_of(record_of(HISTORY), tier=Tier.SSD)]):

@@ -32,12 +32,29 @@ _GAUGES = {
 }
 
 
-def attach_snapshot(stats: SchedulerStats, users: UserCache) -> None:
-    """Put the counts since the last snapshot, and the present sizes, into ``stats``. Engine process."""
-    snapshot = users.stats.take()
-    snapshot["users"] = len(users.table)
-    snapshot["blocks"] = users.table.num_blocks
-    stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), _KEY: snapshot}
+Sizes = tuple[int, int]
+"""Users whose history is in HBM, and KV blocks that hold it."""
+
+
+def attach_snapshot(stats: SchedulerStats, users: UserCache, known: Sizes) -> Sizes:
+    """Put the counts since the last snapshot, and the present sizes, into ``stats``, if anything of it is new.
+
+    In most steps nothing is, and then nobody pays for it, here or in the API server. Engine process.
+
+    Args:
+        stats: what vLLM sends.
+        users: whose figures.
+        known: the sizes that were sent last.
+
+    Returns:
+        The present sizes.
+
+    """
+    counts, sizes = users.stats.take(), (len(users.table), users.table.num_blocks)
+    if sizes != known or any(counts.values()):
+        snapshot = {**counts, "users": sizes[0], "blocks": sizes[1]}
+        stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), _KEY: snapshot}
+    return sizes
 
 
 def detach_snapshot(stats: SchedulerStats | None) -> dict[str, int] | None:

@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 
 from userkv.engine import request_tiers
 from userkv.engine.manager import KVCacheManagerForGR
-from userkv.engine.metrics import attach_snapshot
+from userkv.engine.metrics import Sizes, attach_snapshot
 from userkv.engine.request_adapter import lookup_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class GRSchedulerMixin(_Base):
     """Goes in front of any vLLM scheduler class."""
 
     kv_cache_manager: KVCacheManagerForGR
+    _sizes_sent: Sizes = (-1, -1)  # So that the metrics exist from the first step on.
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
@@ -40,7 +41,7 @@ class GRSchedulerMixin(_Base):
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
-            attach_snapshot(stats, self.kv_cache_manager.users)
+            self._sizes_sent = attach_snapshot(stats, self.kv_cache_manager.users, self._sizes_sent)
         return stats
 
 
