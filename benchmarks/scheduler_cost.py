@@ -301,6 +301,17 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"A loop that does nothing: p50 {empty['p50']:.0f} us, p99 {empty['p99']:.0f} us."])
 
 
+def summary(figures: dict[str, Any]) -> dict[str, float]:
+    """UserKV's look-ups in one figure each: the worst p99, and how the median of an HBM hit grows with the history."""
+    ours = [row for row in figures["requests"] if "lookup_us" in row]
+    hits = {row["history_tokens"]: row["lookup_us"]["p50"] for row in ours if row["path"].startswith("HBM hit, no")}
+    return {
+        "worst_p99_us": max(row["lookup_us"]["p99"] for row in ours),
+        "hit_p99_us": max(row["lookup_us"]["p99"] for row in ours if row["path"].startswith("HBM hit")),
+        "growth": hits[max(hits)] / hits[min(hits)],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -315,7 +326,7 @@ def main() -> None:
     figures = measure(args.repeat, args.block_size)
     print(table(figures))
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2))
+        args.json.write_text(json.dumps({"figures": summary(figures)} | figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.fake_pool import FakeBlock, FakePool
-from userkv.core.block_table import UserBlockTable, longest_hit
+from userkv.core.block_table import UserBlockTable, UserEntry, longest_hit
 from userkv.core.errors import IntegrityError
 from userkv.core.policies.lru import UserKVLRUManager
 from userkv.core.tokens import as_tokens
@@ -55,6 +55,13 @@ class TableAgainstModel(RuleBasedStateMachine):
         self.pool.free_blocks(blocks)
         self.model[user] = tokens
 
+    @rule(user=users, tokens=st.lists(st.integers(0, 3), min_size=1, max_size=30))
+    def request(self, user: str, tokens: list[int]) -> None:
+        """From start to end, so that there are idle users to evict."""
+        self.acquire(user)
+        self.put(len(self.running) - 1, 0, tokens)
+        self.release(len(self.running) - 1)
+
     @rule(user=users, length=st.integers(0, 30))
     def shorten(self, user: str, length: int) -> None:
         if user in self.running:
@@ -64,13 +71,18 @@ class TableAgainstModel(RuleBasedStateMachine):
                 if not self.model[user]:
                     del self.model[user]
 
-    @rule()
-    def evict(self) -> None:
-        blocks = self.table.evict(10**9)
-        assert bool(blocks) == bool(self.order)
-        if self.order:
-            victim = self.order.pop(0)
-            assert blocks == -(-len(self.model.pop(victim)) // BLOCK)
+    @precondition(lambda self: self.order)
+    @rule(at_most=st.integers(1, 12))
+    def evict(self, at_most: int) -> None:
+        """The victim loses his tail, and stays the first until nothing is left of him."""
+        blocks = self.table.evict(at_most)
+        victim = self.order[0]
+        held = -(-len(self.model[victim]) // BLOCK)
+        assert blocks == min(at_most, held)
+        if blocks == held:
+            del self.model[victim], self.order[0]
+        else:
+            self.model[victim] = self.model[victim][: (held - blocks) * BLOCK]
 
     @rule(user=users)
     def drop(self, user: str) -> None:
@@ -164,3 +176,29 @@ def test_unused_tail_is_what_no_request_references() -> None:
     assert table.unused_tail("a") == 2
     assert table.unused_tail("a", keep=3) == 1
     assert table.unused_tail("nobody") == 0
+
+
+def test_a_victim_keeps_his_head_and_goes_on_losing_his_tail(table: UserBlockTable[str]) -> None:
+    assert table.evict(1) == 0
+    for user in "ab":
+        table.acquire(user)
+        table.put(user, as_tokens([1, 2, 3, 4, 5, 6, 7, 8, 9]), [FakeBlock() for _ in range(3)])
+        table.release(user)
+    assert [table.evict(1), table.num_blocks, table.num_evictable_blocks] == [1, 5, 5]
+    entry = table.get("a")
+    assert entry is not None
+    assert (entry.tokens.tolist(), entry.num_blocks) == ([1, 2, 3, 4, 5, 6, 7, 8], 2)
+    assert [table.evict(2), table.get("a"), table.num_blocks] == [2, None, 3]
+    table.acquire("b")
+    assert [table.evict(1), table.num_evictable_blocks] == [0, 0]
+    table.check_integrity()
+
+
+def test_an_entry_is_equal_to_itself_alone() -> None:
+    """A comparison with an entry is remembered, which an equal one of other blocks would spoil."""
+    blocks = [FakeBlock()]
+    one, other = UserEntry(as_tokens([1, 2]), blocks), UserEntry(as_tokens([1, 2]), blocks)
+    assert one != other
+    assert len({one, other}) == 2
+    assert (one.blocks, one.num_blocks, one.num_tokens) == (tuple(blocks), 1, 2)
+    assert one.tokens.tolist() == [1, 2]

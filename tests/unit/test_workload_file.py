@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def test_lines_become_requests(tmp_path: Path) -> None:
     max_history=st.none() | st.integers(2, 5),
     tokens=st.none() | st.integers(1, 4),
     suffix=st.sampled_from(["jsonl", "jsonl.gz"]),
+    anonymous=st.sets(st.integers(0, 15)),
 )
 def test_written_and_read_back(
     tmp_path_factory: pytest.TempPathFactory,
@@ -52,9 +54,11 @@ def test_written_and_read_back(
     max_history: int | None,
     tokens: int | None,
     suffix: str,
+    anonymous: set[int],
 ) -> None:
     others = [Event("nobody", 0.0, item) for item in range(1000, 1050)]
     requests = list(build_requests(events + others, every=3, candidates=(1, 3), max_history=max_history))
+    requests = [replace(each, anonymous=number in anonymous) for number, each in enumerate(requests)]
     path = tmp_path_factory.mktemp("written") / f"w.{suffix}"
     assert write_workload(requests, path, tokens) == len(requests)
     read = read_workload(path)
@@ -131,6 +135,8 @@ def test_an_empty_file(tmp_path: Path) -> None:
         ({"drop": "2"}, "drop must be an integer"),
         ({"history_items": 3}, "history_items is 3, but the lines so far give 2"),
         ({"history_items": True}, "history_items must be an integer"),
+        ({"anonymous": 1}, "anonymous must be true or false"),
+        ({"anonymous": None}, "anonymous must be true or false"),
         ({"user": "new", "new_items": [], "drop": 0, "history_items": 0, "candidates": []}, "the request is empty"),
     ],
 )

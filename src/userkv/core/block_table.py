@@ -68,6 +68,7 @@ class UserEntry(tuple[Any, ...]):
         return (self.num_tokens - 1) % block_size + 1
 
     __eq__ = object.__eq__
+    __ne__ = object.__ne__
     __hash__ = object.__hash__
 
 

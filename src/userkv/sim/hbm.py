@@ -2,8 +2,8 @@
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from userkv.core.block_table import UserBlockTable
 from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.settings import CacheSettings
@@ -12,11 +12,19 @@ from userkv.sim.blocks import SimBlock, SimBlockPool
 from userkv.sim.trace import SimRequest, SimResult
 
 
-class WholeUserTable(UserBlockTable[UserKey]):
-    """Lets a victim go whole, where the engine's table takes no more of his tail than is needed."""
+class WholeUserCache(UserCache):
+    """Lets a victim go whole, where the engine's cache takes no more of his tail than is needed."""
 
-    def evict(self, at_most: int) -> int:
-        return super().evict(max(at_most, self.num_blocks))
+    def _evict(self, at_most: int) -> int:
+        return super()._evict(self._num_blocks)
+
+
+class _Arrived(NamedTuple):
+    """A request that waits."""
+
+    name: str
+    lookup: UserLookup
+    num_tokens: int
 
 
 class HbmSimulation:
@@ -30,6 +38,7 @@ class HbmSimulation:
         policy: who is evicted first.
         concurrency: requests that hold blocks at a time.
         whole_users: evict whole users.
+        waiting: requests that the scheduler knows before their turn, for :meth:`run`.
 
     """
 
@@ -40,35 +49,50 @@ class HbmSimulation:
         policy: EvictionPolicy[UserKey],
         concurrency: int = 1,
         whole_users: bool = False,
+        waiting: int = 0,
     ) -> None:
         self._block_size = block_size
         self._pool = SimBlockPool(num_blocks)
-        self.cache = UserCache(block_size, num_blocks, self._pool, CacheSettings(max_users=0), policy)
-        if whole_users:
-            self.cache.table = WholeUserTable(block_size, self._pool, policy)
+        kind = WholeUserCache if whole_users else UserCache
+        self.cache = kind(block_size, num_blocks, self._pool, CacheSettings(max_users=0), policy)
         self._concurrency = concurrency
+        self._waiting = waiting
         self._running: deque[tuple[str, int, list[SimBlock]]] = deque()
         self._count = 0
 
     def run(self, requests: Iterable[SimRequest]) -> SimResult:
         """Take all requests, one after the other."""
         prompt = hits = 0
+        queue: deque[_Arrived] = deque()
         for request in requests:
             prompt += len(request.history) + request.new_tokens
-            hits += self.request(request)
+            queue.append(self._arrive(request))
+            if len(queue) > self._waiting:
+                hits += self._start(queue.popleft())
+        hits += sum(self._start(arrived) for arrived in queue)
         while self._running:
             self._end_oldest()
         return SimResult(prompt, hits)
 
     def request(self, request: SimRequest) -> int:
         """Start a request, and end the oldest one if too many run: how many of its tokens were in HBM."""
+        return self._start(self._arrive(request))
+
+    def _arrive(self, request: SimRequest) -> "_Arrived":
+        self._count += 1
+        contract = UserRequest(request.user, len(request.history))
+        arrived = _Arrived(
+            str(self._count),
+            UserLookup(UserKey(request.user), contract, request.history),
+            len(request.history) + request.new_tokens,
+        )
+        self.cache.arrive(arrived.name, arrived.lookup)
+        return arrived
+
+    def _start(self, arrived: "_Arrived") -> int:
         while len(self._running) >= self._concurrency:
             self._end_oldest()
-        self._count += 1
-        name = str(self._count)
-        num_tokens = len(request.history) + request.new_tokens
-        contract = UserRequest(request.user, len(request.history))
-        lookup = UserLookup(UserKey(request.user), contract, request.history)
+        name, lookup, num_tokens = arrived
         while True:
             hit = self.cache.find(name, lookup, num_tokens)
             shared = list(hit.blocks[: hit.num_tokens // self._block_size])
@@ -77,6 +101,7 @@ class HbmSimulation:
                 break
             if not self.cache.make_room(missing, name, lookup):
                 if not self._running:
+                    self.cache.finish(name, 0, ())
                     return 0  # It is larger than the cache: no engine would take it.
                 self._end_oldest()
         self._pool.touch(shared)

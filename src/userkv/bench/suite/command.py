@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import time
 from argparse import Namespace
@@ -13,15 +14,13 @@ from typing import Any
 
 from userkv.bench import options
 from userkv.bench.suite import machine, markdown, micro, plots
-from userkv.bench.suite.driver import Comparison, load_results, run_comparisons
+from userkv.bench.suite.driver import VERSION, Comparison, load_results, run_comparisons
 from userkv.bench.suite.goals import judge_all
 from userkv.bench.suite.policies import simulate_policies
 from userkv.bench.suite.scenarios import SCENARIOS
 from userkv.bench.suite.systems import SYSTEMS
 from userkv.core.errors import InvalidSettingError
 from userkv.serving.demo_model import ensure_model
-
-VERSION = 1
 
 MODEL = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
 """Large enough that computing a history takes longer than the engine's overhead; 8 KiB of KV per token in float32."""
@@ -37,12 +36,13 @@ def bench_command(args: Namespace) -> int:
 
     Raises InvalidSettingError for options that cannot be used.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: whatever runs is taken down.
     data, file = Path(args.data), Path(args.json)
-    if not file.parent.is_dir():
+    if not file.parent.is_dir() or file.is_dir():
         raise InvalidSettingError(f"--json must be the name of a file in an existing directory, not {args.json!r}.")
     repeat = options.whole_number("--repeat", args.repeat)
-    comparisons = _comparisons(args, data)
     parts = _chosen("--parts", args.parts, PARTS)
+    comparisons = _comparisons(args, data)
     saved = load_results(file) if args.resume else {}
     results: dict[str, Any] = {
         "userkv_bench": VERSION,

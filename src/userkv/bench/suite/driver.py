@@ -18,6 +18,10 @@ from userkv.bench.suite.scenarios import Scenario, sizes_of
 from userkv.bench.suite.system import Sizes, System, SystemMissingError
 from userkv.bench.suite.workloads import TOKENS_PER_ITEM
 from userkv.bench.workload_file import write_workload
+from userkv.core.errors import InvalidSettingError
+
+VERSION = 1
+"""Of the file of results."""
 
 Figures = dict[str, float | None]
 
@@ -138,8 +142,18 @@ def _run(comparison: Comparison, system: System, workload: Path, model: Path) ->
 
 
 def load_results(path: Path) -> dict[str, Any]:
-    """What an earlier call has written; {} if there is nothing."""
+    """What an earlier call has written; {} if there is nothing.
+
+    Raises:
+        InvalidSettingError: the file is something else.
+
+    """
     if not path.exists():
         return {}
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        results = None
+    if not isinstance(results, dict) or results.get("userkv_bench") != VERSION:
+        raise InvalidSettingError(f"--resume cannot go on with {path}: it is not what this `userkv bench` writes.")
     return results

@@ -30,11 +30,14 @@ SIMULATED = {
     "drifting": 3000,
     "published": 3000,
     "candidates": 1000,
-    "mixed": 2000,
     "movielens": 3000,
     "otto": 400,
 }
-"""Scenario -> requests. The others' requests are those of one of these, or come from users who do not come back."""
+"""Scenario -> requests. The others' requests are those of one of these, or come from users who do not come back, or
+name no user: what those hit by hashes beside the users, the simulation of users does not know."""
+
+WAITING = (0, 2, 6)
+"""Requests that wait, for the simulation of what it is worth to spare their users."""
 
 POOL_SHARES = (0.65, 0.33)
 """Room in the pool, as a share of what all histories take."""
@@ -77,6 +80,7 @@ def simulate_policies(data: Path, concurrency: Sequence[int], progress: bool) ->
                 "requests": len(requests),
                 "hbm_blocks": blocks,
                 "hbm": {str(running): _hbm(requests, blocks, running) for running in concurrency},
+                "waiting": {str(ahead): _hbm_waiting(requests, blocks, ahead) for ahead in WAITING},
                 "pool": {f"{share:g}": _pool(requests, blocks, room[share], concurrency[-1]) for share in POOL_SHARES},
             }
         )
@@ -93,6 +97,14 @@ def _hbm(requests: Sequence[SimRequest], blocks: int, running: int) -> dict[str,
         **{name: ratio(make_policy(name, blocks)) for name in POLICIES},
         BELADY_WHOLE: ratio(BeladyPolicy(future), whole_users=True),
         BELADY: ratio(BeladyPolicy(future)),
+    }
+
+
+def _hbm_waiting(requests: Sequence[SimRequest], blocks: int, waiting: int) -> dict[str, float]:
+    """With requests that the scheduler knows before their turn, one at a time."""
+    return {
+        name: HbmSimulation(BLOCK_SIZE, blocks, make_policy(name, blocks), waiting=waiting).run(requests).hit_ratio
+        for name in POLICIES
     }
 
 

@@ -151,12 +151,14 @@ SCENARIOS = (
 
 
 def sizes_of(scenario: Scenario, requests: Sequence[WorkRequest]) -> Sizes:
-    """How much memory the systems have for these requests."""
+    """How much memory the systems have for these requests; what names no user counts only if nothing does."""
     histories: Counter[str] = Counter()
     longest = 0
+    nobody_named = all(request.anonymous for request in requests)
     for request in requests:
         length = TOKENS_PER_ITEM * request.history_items_total
-        histories[request.user] = max(histories[request.user], length)
+        if nobody_named or not request.anonymous:
+            histories[request.user] = max(histories[request.user], length)
         longest = max(longest, length + TOKENS_PER_ITEM * len(request.candidates))
     blocks = sum(-(-length // BLOCK_SIZE) for length in histories.values())
     prompt_blocks = -(-(longest + 1) // BLOCK_SIZE)

@@ -11,7 +11,7 @@ SAMPLE = 16
 """Users that are compared to find one to evict. The least of 16 is among the least 6 % on average, and an order that is
 always right would have to be kept up at every request, for every half-life."""
 
-FEW = 48
+FEW = 24
 """Up to so many users, all are compared."""
 
 
