@@ -55,7 +55,7 @@ def test_randomised_traffic_under_pressure(engine: Engine) -> None:
     rng = random.Random(1)
     histories = {f"user {i}": random_tokens(rng, rng.randrange(100, 400)) for i in range(6)}
     shared_prefix = random_tokens(rng, 70)
-    before = {name: metric(name) for name in ("userkv_user_hits_total", "userkv_lru_evictions_total")}
+    before = {name: metric(name) for name in ("userkv_user_hits_total", "userkv_evicted_blocks_total")}
     for _ in range(10):
         asks = []
         for _ in range(6):

@@ -61,8 +61,6 @@ def results() -> dict[str, Any]:
     hbm = {APC: 0.02, **policies, BELADY_WHOLE: 0.08, BELADY: 0.1}
     return {
         "userkv_bench": 1,
-        "started": "2026-01-02",
-        "command": "userkv bench --repeat 3",
         "machine": {"processor": "A processor", "cores": 2, "memory_bytes": 16 << 30},
         "versions": {"userkv": "1.2.3"},
         "scenarios": [
@@ -72,7 +70,12 @@ def results() -> dict[str, Any]:
                 "requests": scenario.requests,
                 "concurrency": scenario.concurrency,
                 "sizes": {"hbm_blocks": 189, "block_size": 128, "pool_bytes": scenario.pool_bytes},
-                "systems": {name: figures_of_system(name) for name in scenario.systems if name != "lmcache"},
+                "systems": {
+                    name: figures_of_system(name) | {"requests": scenario.requests}
+                    for name in scenario.systems
+                    if name != "lmcache"
+                },
+                "last_run": {"date": "2026-01-02", "command": "userkv bench --repeat 3", "commit": "1234567"},
                 "left_out": {name: "it is not installed" for name in scenario.systems if name == "lmcache"},
             }
             for scenario in SCENARIOS

@@ -46,8 +46,6 @@ def bench_command(args: Namespace) -> int:
     saved = load_results(file) if args.resume else {}
     results: dict[str, Any] = {
         "userkv_bench": VERSION,
-        "started": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["userkv", *sys.argv[1:]]),
         "machine": machine.machine(),
         "versions": machine.versions(),
         "scenarios": [],
@@ -56,10 +54,15 @@ def bench_command(args: Namespace) -> int:
         "goals": [],
     }
 
+    # Of each scenario, since parts of one file may come from several calls.
+    origin = {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["userkv", *sys.argv[1:]])}
+    origin |= {name: version for name, version in machine.versions().items() if name == "commit"}
     earlier = {each["name"]: each for each in saved.get("scenarios", [])}
 
     def keep() -> None:
-        found = earlier | {each.scenario.name: each.as_json() for each in comparisons if each.runs or each.left_out}
+        found = earlier | {
+            each.scenario.name: each.as_json() | {"last_run": origin} for each in comparisons if each.ran
+        }
         results["scenarios"] = [found[scenario.name] for scenario in SCENARIOS if scenario.name in found]
         results["goals"] = judge_all(results)
         partial = file.with_name(file.name + ".part")

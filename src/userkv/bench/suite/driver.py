@@ -41,6 +41,8 @@ class Comparison:
         systems: their names, in the order of the table.
         runs: per system, the figures of each run.
         left_out: per system that cannot run here or has failed, why.
+        sizes: see :class:`Sizes`.
+        ran: something was run, or tried, by this call.
 
     """
 
@@ -50,6 +52,7 @@ class Comparison:
     runs: dict[str, list[Figures]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
+    ran: bool = False
 
     def requests_of(self, system: str) -> int:
         """How many of the requests a system gets."""
@@ -129,6 +132,7 @@ def _file(directory: str, comparison: Comparison, requests: int) -> Path:
 
 
 def _run(comparison: Comparison, system: System, workload: Path, model: Path) -> None:
+    comparison.ran = True
     timeout = START_SECONDS + SECONDS_PER_REQUEST * comparison.requests
     try:
         report = run_system(

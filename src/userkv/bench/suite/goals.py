@@ -71,8 +71,9 @@ def _hits(results: Results) -> float | None:
 
 def _share_of_belady(results: Results) -> float | None:
     """What the engine hit, by what Belady hits in a simulation with as many requests at once as the client had."""
+    requests = {each["name"]: each["requests"] for each in results.get("scenarios", ())}
     for row in results.get("policies", ()):
-        if row["workload"] == scenarios.GR:
+        if row["workload"] == scenarios.GR and row["requests"] == requests.get(scenarios.GR):
             optimum = row["hbm"][max(row["hbm"], key=int)][policies.BELADY_WHOLE]
             return ratio(median(results, scenarios.GR, "userkv-hbm", "hit_ratio"), optimum)
     return None

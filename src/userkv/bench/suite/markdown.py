@@ -13,19 +13,20 @@ Results = Mapping[str, Any]
 
 def comparison_table(comparison: Mapping[str, Any]) -> str:
     """One scenario: a row per system."""
-    sizes = comparison["sizes"]
+    sizes, last = comparison["sizes"], comparison["last_run"]
     lines = [
         f"**{comparison['name']}**: {comparison['title']}; {comparison['requests']} requests, "
         f"{comparison['concurrency']} at once, {sizes['hbm_blocks']} KV blocks of {sizes['block_size']} tokens, "
-        f"pools of {sizes['pool_bytes'] >> 20} MiB.",
+        f"pools of {sizes['pool_bytes'] >> 20} MiB. `{last['command']}`, {last['date']}.",
         "",
         "| system | from cache | requests/s | TTFT p50 | p99 | CPU s | put | got | in the pool |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, entry in comparison["systems"].items():
         figures = entry["figures"]
+        fewer = "" if entry["requests"] == comparison["requests"] else f" ({entry['requests']} requests)"
         cells = [
-            SYSTEMS[name].title,
+            SYSTEMS[name].title + fewer,
             _cell(figures, "hit_ratio", lambda value: f"{value:.1%}"),
             _cell(figures, "requests_per_s", lambda value: f"{value:.1f}", spread=True),
             _cell(figures, "ttft_p50_s", _milliseconds),
@@ -77,7 +78,6 @@ def document(results: Results) -> str:
     machine = results["machine"]
     parts = [
         f"{machine['cores']} cores of {machine['processor']}, {machine['memory_bytes'] / 2**30:.0f} GiB. "
-        f"{results['command']}, {results['started']}, "
         + ", ".join(f"{name} {version}" for name, version in results["versions"].items())
         + ".",
         goals_table(results["goals"]),
