@@ -210,13 +210,36 @@ def table(results: dict[int, dict[str, float]]) -> Iterator[str]:
         yield f"| {row} | {' | '.join(cells)} |"
 
 
+RATIOS = {
+    "get_dram_ratio": ("get, local, DRAM", COPY),
+    "put_dram_ratio": ("put, local, DRAM", COPY),
+    "get_cached_file_ratio": (f"get, {SSD}", READ),
+    "get_disk_ratio": (f"get, {SSD}, from the disk", READ_DISK),
+    "put_file_ratio": (f"put, {SSD}", WRITE),
+}
+"""Figure -> the row, and the bound whose speed is 1."""
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """What the figures of ``--json`` say of each one."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def ratios(times: dict[str, list[float]], wanted: dict[str, tuple[str, str]]) -> dict[str, dict[str, float]]:
+    """Speed of rows against their bounds, repeat by repeat."""
+    return {
+        name: spread([least / took for took, least in zip(times[row], times[bound], strict=True)])
+        for name, (row, bound) in wanted.items()
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="bandwidth of the pool, against that of memory and of a cached file")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--block-kib", type=int, default=128, help="size of a KV block of one layer")
     parser.add_argument("--directory", type=Path, default=None, help="where to put files (default: a temporary one)")
     parser.add_argument("--mooncake", action="store_true", help="measure Mooncake, too")
-    parser.add_argument("--json", type=Path, help="file for the seconds of every repeat")
+    parser.add_argument("--json", type=Path, help="file for the largest size's ratios, and all seconds")
     args = parser.parse_args(arguments)
     everything = {}
     with ExitStack() as stack:
@@ -234,7 +257,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"GB/s and ratio to the copy; blocks of {args.block_kib} KiB, medians of {args.repeats}\n")
     print("\n".join(table(medians)))
     if args.json:
-        args.json.write_text(json.dumps({"block_kib": args.block_kib, "seconds": everything}, indent=1))
+        figures = ratios(everything[max(SIZES)], RATIOS)
+        args.json.write_text(
+            json.dumps({"figures": figures, "block_kib": args.block_kib, "seconds": everything}, indent=1)
+        )
 
 
 if __name__ == "__main__":

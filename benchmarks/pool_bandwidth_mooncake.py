@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from pool_bandwidth import EXTENT, MIB, Bytes, seconds
+from pool_bandwidth import EXTENT, MIB, Bytes, ratios, seconds
 from tests.support.backends import closing
 from tests.support.mooncake import Master, owner
 
@@ -31,7 +31,11 @@ from userkv.store.mooncake.backend import MooncakeBackend
 USER = 64 * MIB
 SEGMENT = 2048 * MIB
 LOAD_THREADS = 2
-"""As many as the connector uses."""
+"""As many users as the connector loads at once. It reads the extents of each one after the other."""
+
+OWN, OTHER = "memory in this process", "memory of another process, TCP"
+PUT, GET = "put, 4 extents", "get, 4 extents, one after the other"
+PLAIN_PUT, PLAIN_GET = "put_from, one object", "get_into, one object"
 
 
 @contextmanager
@@ -39,7 +43,7 @@ def mooncake_pools(lease_ms: int = 5000) -> Iterator[dict[str, MooncakeBackend]]
     """A pool whose memory is this process's own, and one whose memory is another's."""
     with ExitStack() as stack:
         pools = {}
-        for name, own in (("memory in this process", SEGMENT), ("memory of another process, TCP", 0)):
+        for name, own in ((OWN, SEGMENT), (OTHER, 0)):
             master = stack.enter_context(Master(lease_ms=lease_ms))
             if not own:
                 stack.enter_context(owner(master, SEGMENT))
@@ -74,11 +78,11 @@ class Rows:
         """The rows in the order in which they are measured."""
         self._repeat += 1
         return {
-            "put_from, one object": self._put_from,
-            "get_into, one object": self._get_into,
-            "put, 4 extents": self._put,
+            PLAIN_PUT: self._put_from,
+            PLAIN_GET: self._get_into,
+            PUT: self._put,
             "locate, 4 extents": self._locate,
-            "get, 4 extents, one after the other": self._get,
+            GET: self._get,
             f"get, 4 extents, {LOAD_THREADS} threads": self._get_in_threads,
         }
 
@@ -129,7 +133,7 @@ class Rows:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="bandwidth of a Mooncake pool, against Mooncake's plainest calls")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="file for the seconds of every repeat")
+    parser.add_argument("--json", type=Path, help="file for the ratios, and for the seconds of every repeat")
     args = parser.parse_args(arguments)
     times: dict[str, dict[str, list[float]]] = {}
     with mooncake_pools() as pools, ThreadPoolExecutor(LOAD_THREADS) as executor:
@@ -147,11 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"\n{name}: {USER // MIB} MiB, medians of {args.repeats}\n")
         print("| | ms | GB/s | of the plain call |\n|---|---:|---:|---:|")
         for row, median in medians.items():
-            bound = medians[f"{'put_from' if row.startswith('put') else 'get_into'}, one object"]
+            bound = medians[PLAIN_PUT if row.startswith("put") else PLAIN_GET]
             speed = "" if row.startswith("locate") else f"{USER / median / 1e9:.1f} | {bound / median:.2f}"
             print(f"| {row} | {median * 1e3:.1f} | {speed or ' | '} |")
     if args.json:
-        args.json.write_text(json.dumps({"seconds": times}, indent=1))
+        figures = {}
+        for short, name in (("own", OWN), ("tcp", OTHER)):
+            wanted = {f"get_{short}_ratio": (GET, PLAIN_GET), f"put_{short}_ratio": (PUT, PLAIN_PUT)}
+            figures |= ratios(times[name], wanted)
+        args.json.write_text(json.dumps({"figures": figures, "seconds": times}, indent=1))
 
 
 if __name__ == "__main__":
