@@ -15,7 +15,6 @@ SCRIPTS = {
     "scheduler_cost": (),
     "record_codec": (),
     "table_scale": (),
-    "layerwise_overlap": (),
 }
 """Script -> its options, beside ``--json FILE``."""
 
@@ -24,7 +23,6 @@ QUICK: dict[str, tuple[str, ...]] = {
     "pool_bandwidth_mooncake": ("--repeats", "5"),
     "scheduler_cost": (),
     "table_scale": (),
-    "layerwise_overlap": (),
 }
 
 TIMEOUT_SECONDS = 600.0
