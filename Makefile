@@ -38,7 +38,7 @@ bench-peers: $(STAMP) ## install the benchmark suite's peers into .venv-peers (L
 bench: bench-peers ## compare all systems on this machine, hours; writes benchmarks/results/latest.json (ARGS="--resume")
 	@$(BIN)/userkv bench --json benchmarks/results/latest.json --plots $(ARGS)
 
-bench-quick: $(STAMP) ## the same in less than ten minutes: each goal once; writes benchmarks/results/quick.json
+bench-quick: $(STAMP) ## the same in short: each goal once; writes benchmarks/results/quick.json
 	@$(BIN)/userkv bench --quick --json benchmarks/results/quick.json $(ARGS)
 
 clean: ## remove caches and build results
