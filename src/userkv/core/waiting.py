@@ -1,7 +1,6 @@
 """Users whose requests wait to start: the one part of the future that a scheduler knows."""
 
 from collections.abc import Hashable
-from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -53,7 +52,8 @@ class WaitingUsers(Generic[K]):
         user = self._spared.pop(request_id, None)
         if user is None:
             return
-        for moved in list(islice(self._behind, 1)):
+        if self._behind:
+            moved = next(iter(self._behind))
             self._spared[moved] = self._behind.pop(moved)
             self._table.acquire(self._spared[moved])
         self._table.release(user)

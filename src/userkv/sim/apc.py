@@ -3,7 +3,7 @@
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 
-from userkv.sim.trace import SimRequest, SimResult
+from userkv.sim.trace import SimRequest, SimResult, run_through
 
 
 class _Block:
@@ -40,11 +40,7 @@ class ApcSimulation:
 
     def run(self, requests: Iterable[SimRequest]) -> SimResult:
         """Take all requests, one after the other."""
-        prompt = hits = 0
-        for request in requests:
-            prompt += len(request.history) + request.new_tokens
-            hits += self.request(request)
-        return SimResult(prompt, hits)
+        return run_through(requests, self.request)
 
     def request(self, request: SimRequest) -> int:
         """Start a request, and end the oldest one if too many run: how many of its tokens were cached."""

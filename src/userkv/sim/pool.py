@@ -6,7 +6,7 @@ from userkv.core.policies.policy import EvictionPolicy
 from userkv.core.request import UserKey
 from userkv.core.tokens import TokenArray, common_prefix
 from userkv.sim.hbm import HbmSimulation
-from userkv.sim.trace import SimRequest, SimResult
+from userkv.sim.trace import SimRequest, SimResult, run_through
 
 
 class PoolSimulation:
@@ -42,11 +42,7 @@ class PoolSimulation:
 
     def run(self, requests: Iterable[SimRequest]) -> SimResult:
         """Take all requests, one after the other."""
-        prompt = hits = 0
-        for request in requests:
-            prompt += len(request.history) + request.new_tokens
-            hits += self._request(request)
-        return SimResult(prompt, hits)
+        return run_through(requests, self._request)
 
     def _request(self, request: SimRequest) -> int:
         user = UserKey(request.user)

@@ -1,5 +1,6 @@
 """What simulations are fed with."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from userkv.core.tokens import TokenArray
@@ -38,3 +39,12 @@ class SimResult:
     def hit_ratio(self) -> float:
         """Tokens that were not computed, as a share of all."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+def run_through(requests: Iterable[SimRequest], serve: Callable[[SimRequest], int]) -> SimResult:
+    """Take all requests, one after the other; ``serve`` tells how many tokens of one were not computed."""
+    prompt = hits = 0
+    for request in requests:
+        prompt += len(request.history) + request.new_tokens
+        hits += serve(request)
+    return SimResult(prompt, hits)

@@ -55,7 +55,7 @@ def bench_command(args: Namespace) -> int:
     }
 
     # Of each scenario, since parts of one file may come from several calls.
-    origin = {"date": time.strftime("%Y-%m-%d"), "command": shlex.join(["userkv", *sys.argv[1:]])}
+    origin = {"date": time.strftime("%Y-%m-%d"), "command": _what_was_asked(args)}
     origin |= {name: version for name, version in machine.versions().items() if name == "commit"}
     earlier = {each["name"]: each for each in saved.get("scenarios", [])}
 
@@ -88,6 +88,15 @@ def bench_command(args: Namespace) -> int:
         for plot in plots.draw(results, file.parent):
             print(f"userkv bench: wrote {plot}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _what_was_asked(args: Namespace) -> str:
+    """The command without what does not change the figures: where files lie, plots, and that it went on with others."""
+    words = ["userkv", "bench", *(["--quick"] if args.quick else [])]
+    for option in ("parts", "scenarios", "systems", "requests"):
+        if getattr(args, option) is not None:
+            words += [f"--{option}", getattr(args, option)]
+    return shlex.join([*words, "--repeat", args.repeat])
 
 
 def _comparisons(args: Namespace, data: Path) -> list[Comparison]:

@@ -5,6 +5,7 @@ is in ``scheduler_half.py`` and ``worker_half.py``.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +105,11 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        rank = self._vllm_config.parallel_config.rank
-        with spare_cores():
+        parallel = self._vllm_config.parallel_config
+        # Of several workers, each one's spare cores are those on which the others compute.
+        with spare_cores() if parallel.world_size_across_dp == 1 else nullcontext():
             self._worker, self._facts = make_worker(
-                self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, rank
+                self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, parallel.rank
             )
         self._layers = self._worker.layers
 
