@@ -11,6 +11,8 @@ CHILD = """
 import json, os, sys, threading
 from userkv.engine.pool.cores import spare_cores
 
+main, *others = json.loads(sys.argv[1])
+
 def cores():
     return sorted(os.sched_getaffinity(0))
 
@@ -21,10 +23,19 @@ def thread_cores():
     thread.join()
     return found[0]
 
-go, earlier = threading.Event(), []
-old = threading.Thread(target=lambda: (go.wait(), earlier.append(cores())))
-os.sched_setaffinity(0, json.loads(sys.argv[1]))
-old.start()
+go, bound, earlier = threading.Event(), threading.Barrier(len(others) + 1), []
+
+def compute(own):
+    os.sched_setaffinity(0, own)
+    bound.wait()
+    go.wait()
+    earlier.append(cores())
+
+old = [threading.Thread(target=compute, args=(own,)) for own in others]
+for thread in old:
+    thread.start()
+os.sched_setaffinity(0, main)
+bound.wait()
 with spare_cores():
     inside = thread_cores()
 after = cores()
@@ -34,8 +45,9 @@ try:
 except KeyError:
     pass
 go.set()
-old.join()
-print(json.dumps({"inside": inside, "after": [after, cores(), thread_cores()], "earlier": earlier[0]}))
+for thread in old:
+    thread.join()
+print(json.dumps({"inside": inside, "after": [after, cores(), thread_cores()], "earlier": sorted(earlier)}))
 """
 
 PARENT = """
@@ -45,8 +57,8 @@ subprocess.run([sys.executable, "-c", *sys.argv[2:]], check=True)
 """
 
 
-def cores_of(parent: list[int], child: list[int]) -> dict[str, list[int]]:
-    """Which cores the threads of a child of a process have, each bound to some."""
+def cores_of(parent: list[int], child: list[list[int]]) -> dict[str, list[int]]:
+    """Which cores a new thread of a child of a process has, if the child's threads, the main one first, are bound."""
     command = [sys.executable, "-c", PARENT, json.dumps(parent), CHILD, json.dumps(child)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found: dict[str, list[int]] = json.loads(done.stdout)
@@ -61,16 +73,20 @@ def two_cores() -> tuple[int, int]:
     return cores[0], cores[1]
 
 
-def test_threads_of_a_bound_worker_run_where_its_parent_may_and_it_may_not(two_cores: tuple[int, int]) -> None:
-    one, other = two_cores
-    found = cores_of([one, other], [one])
-    assert found == {"inside": [other], "after": [[one]] * 3, "earlier": [one]}
-
-
-@pytest.mark.parametrize(("parent", "child"), [([0], [0]), ([0, 1], [0, 1]), ([0], [0, 1])])
-def test_where_there_is_nothing_to_spare_nothing_changes(
-    parent: list[int], child: list[int], two_cores: tuple[int, int]
+@pytest.mark.parametrize(
+    ("parent", "child", "inside"),
+    [
+        pytest.param([0, 1], [[0]], [1], id="one is kept free of the model"),
+        pytest.param([0, 1], [[0], [0]], [1], id="two threads on one"),
+        pytest.param([0, 1], [[0], [1]], [0, 1], id="all compute"),
+        pytest.param([0], [[0]], [0], id="there is only one"),
+        pytest.param([0, 1], [[0, 1]], [0, 1], id="nothing is bound"),
+        pytest.param([0], [[0, 1]], [0, 1], id="the parent is bound"),
+    ],
+)
+def test_threads_of_a_bound_worker_run_where_none_of_it_computes(
+    parent: list[int], child: list[list[int]], inside: list[int], two_cores: tuple[int, int]
 ) -> None:
-    its = [two_cores[place] for place in child]
+    its = [[two_cores[place] for place in places] for places in child]
     found = cores_of([two_cores[place] for place in parent], its)
-    assert found == {"inside": its, "after": [its] * 3, "earlier": its}
+    assert found == {"inside": [two_cores[place] for place in inside], "after": [its[0]] * 3, "earlier": its[1:]}
