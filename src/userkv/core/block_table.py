@@ -178,7 +178,10 @@ class UserBlockTable(Generic[K]):
         if user is None:
             return 0
         held = self.user_to_blocks[user].num_blocks
-        return self.shorten(user, max(0, held - at_most) * self.block_size)
+        if held > at_most:
+            return self.shorten(user, (held - at_most) * self.block_size)
+        self.drop(user)
+        return held
 
     def busy_users(self) -> list[K]:
         """Users with requests that run or wait, in the order in which they became busy."""

@@ -1,5 +1,6 @@
 """Users whose requests wait to start: the one part of the future that a scheduler knows."""
 
+from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ class Sparing(Protocol[U]):
 
 
 class WaitingUsers(Generic[K]):
-    """Spares the users of the first requests that wait. O(1) amortised. Not thread-safe.
+    """Spares the users of the first requests that wait. All operations are O(1). Not thread-safe.
 
     Args:
         table: spares them.
@@ -34,7 +35,8 @@ class WaitingUsers(Generic[K]):
         self._table = table
         self._limit = limit
         self._spared: dict[str, K] = {}
-        self._behind: dict[str, K] = {}
+        # To find the first one in a dict takes longer the more were removed before it.
+        self._behind: OrderedDict[str, K] = OrderedDict()
 
     def arrive(self, request_id: str, user: K) -> None:
         """A request waits from now on, behind all others. One that waits already is ignored."""
@@ -53,9 +55,9 @@ class WaitingUsers(Generic[K]):
         if user is None:
             return
         if self._behind:
-            moved = next(iter(self._behind))
-            self._spared[moved] = self._behind.pop(moved)
-            self._table.acquire(self._spared[moved])
+            moved, next_user = self._behind.popitem(last=False)
+            self._spared[moved] = next_user
+            self._table.acquire(next_user)
         self._table.release(user)
 
     def spared(self) -> list[K]:

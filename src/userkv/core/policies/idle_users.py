@@ -52,10 +52,13 @@ class IdleUsers(Generic[K]):
         count = len(self._users)
         if count == 0:
             return None
-        worths, slots, random = self._worth.by(which), self._slots, self._random
-        places = [int(random() * count) for _ in range(SAMPLE)] if count > FEW else list(range(count))
-        found = [worths[slots[place]] for place in places]
-        return self._users[places[found.index(min(found))]]
+        step = 1 if count <= FEW else count // SAMPLE
+        compared = count if count <= FEW else SAMPLE
+        # One random number, since users who have come and gone have shuffled the list.
+        first = int(self._random() * (count - (compared - 1) * step))
+        worths = self._worth.by(which)
+        found = [worths[slot] for slot in self._slots[first : first + compared * step : step]]
+        return self._users[first + step * found.index(min(found))]
 
     def clear(self) -> None:
         """Remove everybody."""
