@@ -114,52 +114,51 @@ class TestLayerByLayer:
         bench.worker.begin_step(StepJobs([load], []))
         return bench.worker.start_loads
 
-    def test_attention_waits_for_the_next_layer(self, open_worker: Opener) -> None:
+    def test_a_layer_ends_when_the_next_one_is_loaded(self, open_worker: Opener) -> None:
         """vLLM writes the step's own KV of a layer before it asks for that layer: a load must not come after it."""
         gates = GatedBackend()
         bench = open_worker(gates, layers=4, layerwise=True, load_async=False, load_threads=4)
-        passed: list[int] = []
+        written: list[int] = []
 
         def model() -> None:
             start()
-            passed.append(-1)
             for layer in range(4):
+                written.append(layer)
                 bench.worker.wait_for_layer(layer)
-                passed.append(layer)
+                bench.worker.layer_computed(layer)
 
         start = self.begin(bench, gates, [6, 5])
         with running(model):
-            time.sleep(0.05)
-            assert passed == []
             for layer in range(4):
-                gates.let("get", layer)
-                # With the last layer loaded there is no other one to wait for.
-                expected = layer + 1 if layer < 3 else 5
-                wait_until(lambda now=expected: len(passed) >= now)
                 time.sleep(0.03)
-                assert len(passed) == expected
-        assert passed == [-1, 0, 1, 2, 3]
+                assert written == list(range(layer))
+                gates.let("get", layer)
+                wait_until(lambda now=layer: len(written) > now)
+        assert written == [0, 1, 2, 3]
         bench.worker.end_step()
 
     @pytest.mark.parametrize("ahead", [1, 2, 9])
     def test_loads_run_ahead_by_so_many_layers(self, open_worker: Opener, ahead: int) -> None:
+        """But the first layer, for which the computation waits, is loaded alone."""
         gates = GatedBackend()
         bench = open_worker(gates, layers=5, layerwise=True, load_async=False, load_threads=5, prefetch_layers=ahead)
         start = self.begin(bench, gates, [6])
+        expected = [[0], *(list(range(min(5, layer + 1 + ahead))) for layer in range(1, 5))]
         asked: list[list[int]] = []
 
         def model() -> None:
             start()
             for layer in range(5):
                 bench.worker.wait_for_layer(layer)
+                bench.worker.layer_computed(layer)
 
         with running(model):
             for layer in range(5):
-                wait_until(lambda now=layer: len(gates.reading) == min(5, now + 1 + ahead))
+                wait_until(lambda now=layer: len(gates.reading) == len(expected[now]))
                 time.sleep(0.02)
                 asked.append(sorted(gates.reading))
                 gates.let("get", layer)
-        assert asked == [list(range(min(5, layer + 1 + ahead))) for layer in range(5)]
+        assert asked == expected
         bench.worker.end_step()
 
     def test_a_layer_that_fails_does_not_hold_up_the_others(self, open_worker: Opener) -> None:

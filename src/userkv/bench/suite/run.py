@@ -26,14 +26,7 @@ _GRACE_SECONDS = 5.0
 _KILLED_SECONDS = 5.0
 """For the system to bury what was killed."""
 
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-_ENVIRONMENT = {
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # On CPUs vLLM keeps one core free of the model, with a KV connector two, but none if the machine has no more than
-    # that: of two cores, engines with a connector would compute on both and the others on one. All systems get the same.
-    "VLLM_CPU_NUM_OF_RESERVED_CPU": "2" if _CORES > 2 else "0",
-}
+_ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 class RunFailedError(UserKVError):
