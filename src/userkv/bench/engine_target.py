@@ -130,8 +130,8 @@ def prepare_environment(users: bool) -> None:
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    # On CPUs vLLM keeps one core free of the model, and two with a KV connector, but none if the machine has no more: of
-    # two cores, an engine with a connector would compute on both and another one on one. They are to be compared.
+    # On CPUs vLLM keeps one core free of the model, and two with a KV connector, but none if the machine has no more:
+    # of two cores, engines with a connector would compute on both and others on one. They are to be compared.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "2" if cores > 2 else "0")
 
