@@ -67,6 +67,14 @@ def test_what_lies_at_another_place_counts_differently() -> None:
     assert of(bytes(4096)) != of(bytes(8192))
 
 
+@pytest.mark.parametrize(("solid", "parts"), [(200, 100), (100, 200), (8, 0), (0, 8)])
+def test_both_sides_of_a_copy_have_as_many_bytes(solid: int, parts: int) -> None:
+    memory = np.zeros(200, np.uint8)
+    sides = ([Region(memory.ctypes.data, solid)], [Region(memory.ctypes.data, parts)])
+    with pytest.raises(ValueError, match="as many bytes"):
+        Checksum().copy(*sides, into_solid=True)
+
+
 def test_bytes_at_any_address() -> None:
     memory = np.zeros(1000, np.uint8)
     data = filled(777).data

@@ -28,6 +28,7 @@ from userkv.engine.pool.saves import PoolSaves
 from userkv.engine.pool.scheduler_half import SchedulerHalf
 from userkv.engine.pool.worker_half import WorkerHalf
 from userkv.models import registry
+from userkv.store import checksum
 from userkv.store.user_store import MooncakeUserStore
 
 logger = logging.getLogger(__name__)
@@ -192,6 +193,7 @@ def _facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerFacts
         "world_size": config.parallel_config.world_size,
         "layouts": [worker.layout for worker in workers],
         "layerwise": settings.use_layerwise,
+        "checksum": checksum.NAME,
         "vllm": vllm.__version__,
         "code": code_fingerprint(registry.code_files()) if registry.MODELS.keys() & {*model.architectures} else "",
     }

@@ -82,7 +82,7 @@ class KVLayout:
                 for first, count in runs:
                     if first is None:
                         regions += [Region(NOWHERE, nbytes)] * count
-                    elif joined:
+                    elif joined or count == 1:
                         regions.append(Region(base + first * stride, count * nbytes))
                     else:
                         regions += [Region(base + (first + i) * stride, nbytes) for i in range(count)]

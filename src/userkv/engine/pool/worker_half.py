@@ -108,7 +108,10 @@ class WorkerHalf:
         for job in jobs:
             self._loads[job.job_id] = _Progress(self._engine.num_layers if self._layerwise else 1)
         if self._layerwise:
-            self.wait_for_layer(-1)
+            if jobs:
+                self._prefetch(0)  # Alone, since the computation waits for it.
+                self._wait_for_loads(0)
+                self._prefetch(self._prefetch_layers)
             return
         for job in jobs:
             self._load_queue.put(LoadTask(job, None))
@@ -117,20 +120,18 @@ class WorkerHalf:
                 self._layer_loaded.wait_for(lambda: not self._loads)
 
     def wait_for_layer(self, layer: int) -> None:
-        """The step is about to attend in a layer: return when the loads of the *next* layer are over, too.
-
-        vLLM writes the step's own KV of a layer before it asks us to wait for that layer. If the last block were loaded
-        then, it would overwrite what has just been written behind the history's end.
-        """
-        if not self._layerwise or not self._step.loads:
-            return
-        needed = min(layer + 1, self._engine.num_layers - 1)
-        self._prefetch(needed + self._prefetch_layers)
-        with self._layer_loaded:
-            self._layer_loaded.wait_for(lambda: self._layers_left[needed] == 0)
+        """The step is about to attend in a layer, whose loads are over by now: start those of layers further on."""
+        if self._layerwise and self._step.loads:
+            self._prefetch(layer + 1 + self._prefetch_layers)
+            self._wait_for_loads(layer)  # Over already, if the model computes its layers in their order.
 
     def layer_computed(self, layer: int) -> None:
-        """The step has computed (or enqueued) a layer: save it where that is asked for."""
+        """The step has attended in a layer (or enqueued that): save it where that is asked for.
+
+        Returns when the loads of the *next* layer are over, too: vLLM writes the step's own KV of that layer before it
+        asks us to wait for it. If the last block were loaded then, it would overwrite what has just been written behind
+        the history's end.
+        """
         if not self._layerwise:
             return
         self._layers_computed += 1
@@ -139,6 +140,8 @@ class WorkerHalf:
             if job.during_forward:
                 mark = mark or self._memory.mark()
                 self._enqueue_save(job, layer, mark)
+        if self._step.loads and layer + 1 < self._engine.num_layers:
+            self._wait_for_loads(layer + 1)
 
     def end_step(self) -> None:
         """The step's computation is over (or enqueued): start the saves that waited for it."""
@@ -195,6 +198,10 @@ class WorkerHalf:
         self._engine.close()
         self._server.close()
         self._backend.close()  # Last: it writes down what is only in memory.
+
+    def _wait_for_loads(self, layer: int) -> None:
+        with self._layer_loaded:
+            self._layer_loaded.wait_for(lambda: self._layers_left[layer] == 0)
 
     def _prefetch(self, up_to: int) -> None:
         """Start the loads of all layers up to one, as far as they are not started."""

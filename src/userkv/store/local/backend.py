@@ -12,6 +12,7 @@ from pathlib import Path
 
 from userkv.core.errors import InvalidSettingError
 from userkv.store.backend import PoolBackend, PoolUnavailableError, Region, Tier, TierUsage
+from userkv.store.checksum import prepare
 from userkv.store.local.arena import PAGE, Arena
 from userkv.store.local.directory import DirectoryLock
 from userkv.store.local.index import Index, User
@@ -57,6 +58,7 @@ class LocalBackend(PoolBackend):
             raise InvalidSettingError(
                 f"local_dram_bytes is {dram_bytes}: set at least {page_bytes}, or 0 and a local_dir to use no memory"
             )
+        prepare()
         self._dram_bytes = dram_bytes
         self._index = Index(Arena(dram_bytes, page_bytes), ssd_bytes)
         self._changed = self._index.changed

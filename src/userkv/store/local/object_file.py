@@ -4,11 +4,11 @@ A file is the object and, behind it, a trailer of 64 bytes, all numbers little-e
 
     offset  bytes
     0       8      magic, "UserKV" and two zeros
-    8       4      version of this format: 2
+    8       4      version of this format: 3
     12      4      zero
     16      16     the key's digest, as in the file's name
     32      8      bytes of the object
-    40      8      XXH3 (64 bits) of the object
+    40      8      checksum of the object (``store/checksum.py``)
     48      8      zero
     56      8      XXH3 (64 bits) of the 56 bytes before
 
@@ -25,14 +25,17 @@ from typing import TypeAlias
 import xxhash
 
 from userkv.store.backend import ObjectCorruptError, Region
-from userkv.store.checksum import CHUNK
+from userkv.store.checksum import Checksum
 from userkv.store.regions import Cursor, overlap, region_of, total_bytes
 
 MAGIC = b"UserKV\0\0"
-VERSION = 2
+VERSION = 3
 _TRAILER = struct.Struct("<8sI4x16sQQ8xQ")
 TRAILER_BYTES = _TRAILER.size
 DIGEST_BYTES = 16
+
+CHUNK = 1 << 19
+"""Bytes to read or write before summing them, so that they are summed while they are still in the CPU's cache."""
 
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
 
@@ -56,16 +59,14 @@ def write_object(descriptor: int, name: bytes, parts: Sequence[Region], checksum
         OSError: the file is not complete.
 
     """
-    state = xxhash.xxh3_64()
+    state = Checksum()
     offset = 0
     for batch in _batches(parts):
-        buffers = _buffers(batch)
-        offset += _transfer(os.pwritev, descriptor, buffers, offset)
+        offset += _transfer(os.pwritev, descriptor, _buffers(batch), offset)
         if checksum is None:
-            for buffer in buffers:
-                state.update(buffer)
+            state.add(batch)
     if checksum is None:
-        checksum = state.intdigest()
+        checksum = state.value()
     trailer = bytearray(_make_trailer(name, offset, checksum))
     _transfer(os.pwritev, descriptor, _buffers([region_of(trailer)]), offset)
     return checksum
@@ -119,15 +120,13 @@ def _check_trailer(trailer: bytes, name: bytes, nbytes: int) -> int:
 
 
 def _read_parts(descriptor: int, parts: Sequence[Region]) -> int:
-    state = xxhash.xxh3_64()
+    state = Checksum()
     offset = 0
     # Memory that occurs twice holds the last bytes only, so each piece is hashed before the next one comes.
     for batch in _batches(parts, 1 if overlap(parts) else _MOST_PIECES):
-        buffers = _buffers(batch)
-        offset += _transfer(os.preadv, descriptor, buffers, offset)
-        for buffer in buffers:
-            state.update(buffer)
-    return state.intdigest()
+        offset += _transfer(os.preadv, descriptor, _buffers(batch), offset)
+        state.add(batch)
+    return state.value()
 
 
 def _batches(parts: Sequence[Region], most: int = _MOST_PIECES) -> Iterator[list[Region]]:

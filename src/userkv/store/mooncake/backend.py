@@ -27,6 +27,7 @@ from userkv.store.backend import (
     Tier,
     TierUsage,
 )
+from userkv.store.checksum import prepare
 from userkv.store.mooncake import header, objects
 from userkv.store.mooncake.calls import TimedCalls
 from userkv.store.mooncake.config import LEAST_SEGMENT, MooncakeConfig
@@ -63,6 +64,7 @@ class MooncakeBackend(PoolBackend):
     """
 
     def __init__(self, config: MooncakeConfig) -> None:
+        prepare()
         self._config = config
         self._connection = Connection(config)
         self._calls = TimedCalls("userkv-mooncake-call", CALL_THREADS)

@@ -4,10 +4,10 @@
 
     offset  bytes
          0      4  magic "UKVX"
-         4      4  version, 1
+         4      4  version, 2
          8     16  blake2b of the key
         24      8  bytes of the payload
-        32      8  XXH3 of the payload
+        32      8  checksum of the payload (``store/checksum.py``)
         40     16  zero
         56      8  XXH3 of the 56 bytes before
 
@@ -21,7 +21,7 @@ import xxhash
 
 SIZE = 64
 _MAGIC = b"UKVX"
-_VERSION = 1
+_VERSION = 2
 _BODY = struct.Struct("<4sI16sQQ16x")
 _CHECKSUM = struct.Struct("<Q")
 
