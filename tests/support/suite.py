@@ -95,6 +95,6 @@ def results() -> dict[str, Any]:
             "pool_bandwidth_mooncake": {"get_tcp_ratio": 0.85},
             "scheduler_cost": {"worst_p99_us": 40.0, "growth": 1.5},
             "table_scale": {"bytes_per_user": 380.0, "slowest_us": 12.0},
-            "layerwise_overlap": {"share_hidden": 0.9},
+            "layerwise_overlap": {"mooncake_share_hidden": 0.9},
         },
     }

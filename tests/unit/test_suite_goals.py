@@ -63,7 +63,6 @@ def test_met_and_missed(figure: float, at_least: bool, at_most: bool) -> None:
         ("HBM only: token hit ratio, Belady", SPEEDS["userkv-hbm"] / 100 / 0.08, False),
         ("nobody is named", SPEEDS["userkv-hbm"] / SPEEDS["apc"], True),
         ("cold users:", SPEEDS["userkv-hbm"] / SPEEDS["apc"], True),
-        ("cold users, with a pool", SPEEDS["userkv-local"] / SPEEDS["apc"], True),
         ("swap-in from DRAM", 0.95, True),
         ("swap-in from Mooncake", 0.85, False),
         ("scheduler's cost per request: worst", 40.0, True),

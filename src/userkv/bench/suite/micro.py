@@ -15,14 +15,16 @@ SCRIPTS = {
     "scheduler_cost": (),
     "record_codec": (),
     "table_scale": (),
+    "layerwise_overlap": ("--pools", "mooncake"),
 }
 """Script -> its options, beside ``--json FILE``."""
 
 QUICK: dict[str, tuple[str, ...]] = {
     "pool_bandwidth": ("--repeats", "5"),
     "pool_bandwidth_mooncake": ("--repeats", "5"),
-    "scheduler_cost": (),
+    "scheduler_cost": ("--repeat", "100"),
     "table_scale": (),
+    "layerwise_overlap": ("--pools", "mooncake", "--rounds", "2", "--history", "2048"),
 }
 
 TIMEOUT_SECONDS = 600.0
