@@ -116,7 +116,7 @@ def test_a_call_goes_on_with_what_another_has_written(here: Path, runs: list[str
 def test_quick_takes_what_each_goal_needs(runs: list[str], here: Path) -> None:
     """Of its scenarios alone, and enough of them that no goal of theirs lacks a figure."""
     _, found = bench(here, "--quick", "--requests", "2", "--data", "missing")
-    assert {each["name"] for each in found["scenarios"]} == {"gr", "gr-512", "sessions", "cold", "ordinary"}
+    assert {each["name"] for each in found["scenarios"]} == {"gr", "gr-512", "visits", "sessions", "cold", "ordinary"}
     complete = results()
     for scenario in complete["scenarios"]:
         quick = next((each for each in found["scenarios"] if each["name"] == scenario["name"]), None)

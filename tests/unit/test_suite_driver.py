@@ -33,7 +33,7 @@ class Runs:
         self.errors: dict[str, Exception] = {}
 
     def __call__(
-        self, system: System, workload: Path, sizes: Sizes, model: Path, concurrency: int, timeout_s: float
+        self, system: System, workload: Path, sizes: Sizes, model: Path, concurrency: int | None, timeout_s: float
     ) -> dict[str, Any]:
         self.done.append((workload.name.split("-")[0], system.name))
         self.lengths.append(len(read_workload(workload).requests))

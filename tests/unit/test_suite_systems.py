@@ -54,6 +54,13 @@ def options_of(prepared: Prepared) -> dict[str, Any]:
     return vars(parser.parse_args(command[3:]))
 
 
+def test_requests_that_have_times_come_at_them(prepare: Prepare) -> None:
+    with prepare("apc") as prepared:
+        command = replay_command(prepared, Path("w.jsonl"), SIZES, Path("m"), None, Path("r.json"))
+    assert command[command.index("--speed") + 1] == "1"
+    assert "--concurrency" not in command
+
+
 def engine_arguments(prepared: Prepared) -> dict[str, str]:
     return dict(argument.split("=", 1) for argument in options_of(prepared)["engine_arg"])
 

@@ -11,7 +11,15 @@ from userkv.bench.suite import workloads
 from userkv.bench.suite.policies import SIMULATED, sim_requests
 from userkv.bench.suite.scenarios import AMPLE, BLOCK_SIZE, LEAST_PROMPTS, SCENARIOS, Scenario, sizes_of
 from userkv.bench.suite.systems import SYSTEMS
-from userkv.bench.suite.workloads import CANDIDATES, LONGEST, SHORTEST, TOKENS_PER_ITEM, TRACE_HASHES, TRACE_ITEMS
+from userkv.bench.suite.workloads import (
+    AHEAD_SECONDS,
+    CANDIDATES,
+    LONGEST,
+    SHORTEST,
+    TOKENS_PER_ITEM,
+    TRACE_HASHES,
+    TRACE_ITEMS,
+)
 from userkv.bench.workload import WorkRequest
 from userkv.bench.workload_file import read_workload, write_workload
 
@@ -132,12 +140,21 @@ def test_a_visit_is_five_requests() -> None:
         assert len({request.user for request in requests[visit : visit + 5]}) == 1
 
 
-def test_a_session_starts_without_candidates() -> None:
+def test_a_session_starts_without_candidates_and_ranks_later() -> None:
     requests = list(workloads.sessions(40))
-    for start, rank in zip(requests[::2], requests[1::2], strict=True):
-        assert start.user == rank.user
-        assert (start.candidates, rank.new_items) == ((), ())
-        assert CANDIDATES[0] <= len(rank.candidates) <= CANDIDATES[1]
+    assert [request.time for request in requests] == sorted(request.time for request in requests)
+    ranks = [request for request in requests if request.candidates]
+    ranked = [(start.user, start.time + AHEAD_SECONDS) for start in requests if not start.candidates]
+    assert [(rank.user, rank.time) for rank in ranks] == ranked
+    assert all(not rank.new_items for rank in ranks)
+    assert all(CANDIDATES[0] <= len(rank.candidates) <= CANDIDATES[1] for rank in ranks)
+
+
+def test_visits_are_the_rankings_of_sessions() -> None:
+    ranks = [request for request in workloads.sessions(80) if request.candidates]
+    visits = list(workloads.visits(40))
+    assert [(visit.user, visit.time) for visit in visits] == [(rank.user, rank.time) for rank in ranks]
+    assert lengths(iter(visits)) == lengths(iter(ranks))
 
 
 def test_cold_users_come_once() -> None:

@@ -82,7 +82,7 @@ def _share_of_belady(results: Results) -> float | None:
 def _prefetched_p99(results: Results) -> float | None:
     return ratio(
         best(results, scenarios.SESSIONS, POOLS, "latency_p99_s", least=True),
-        best(results, scenarios.GR, PEERS, "latency_p99_s", least=True),
+        best(results, scenarios.VISITS, PEERS, "latency_p99_s", least=True),
     )
 
 

@@ -13,10 +13,11 @@ Results = Mapping[str, Any]
 
 def comparison_table(comparison: Mapping[str, Any]) -> str:
     """One scenario: a row per system."""
-    sizes, last = comparison["sizes"], comparison["last_run"]
+    sizes, last, concurrency = comparison["sizes"], comparison["last_run"], comparison["concurrency"]
+    pace = "each at its time" if concurrency is None else f"{concurrency} at once"
     lines = [
         f"**{comparison['name']}**: {comparison['title']}; {comparison['requests']} requests, "
-        f"{comparison['concurrency']} at once, {sizes['hbm_blocks']} KV blocks of {sizes['block_size']} tokens, "
+        f"{pace}, {sizes['hbm_blocks']} KV blocks of {sizes['block_size']} tokens, "
         f"pools of {sizes['pool_bytes'] >> 20} MiB. `{last['command']}`, {last['date']}.",
         "",
         "| system | from cache | requests/s | TTFT p50 | p99 | CPU s | put | got | in the pool |",

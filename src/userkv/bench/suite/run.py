@@ -34,9 +34,17 @@ class RunFailedError(UserKVError):
 
 
 def run_system(
-    system: System, workload: Path, sizes: Sizes, model: Path, concurrency: int, timeout_s: float
+    system: System, workload: Path, sizes: Sizes, model: Path, concurrency: int | None, timeout_s: float
 ) -> dict[str, Any]:
     """Replay a workload file through a fresh engine and an empty pool.
+
+    Args:
+        system: what runs.
+        workload: the file.
+        sizes: how much memory the engine and its pool have.
+        model: its directory.
+        concurrency: requests at once; ``None`` if each comes at its time.
+        timeout_s: seconds until a run counts as failed.
 
     Returns:
         What ``userkv replay --json`` reports, with ``pool``: :class:`PoolCounters` as a dictionary. ``cpu_seconds``
@@ -60,11 +68,12 @@ def run_system(
 
 
 def replay_command(
-    prepared: Prepared, workload: Path, sizes: Sizes, model: Path, concurrency: int, report: Path
+    prepared: Prepared, workload: Path, sizes: Sizes, model: Path, concurrency: int | None, report: Path
 ) -> Sequence[str]:
     """The command line of a run, with what all systems have in common."""
     command = [str(prepared.python), "-m", "userkv.cli", "replay", str(workload), "--offline", str(model)]
-    command += ["--json", str(report), "--concurrency", str(concurrency)]
+    command += ["--json", str(report)]
+    command += ["--speed", "1"] if concurrency is None else ["--concurrency", str(concurrency)]
     for argument in (
         f"num_gpu_blocks_override={sizes.hbm_blocks}",
         f"block_size={sizes.block_size}",

@@ -48,7 +48,7 @@ class Scenario:
         quick_systems: those of a quick run.
         pool_bytes: memory of the pools.
         needs_data: reads logs that are not part of the project.
-        concurrency: requests at once.
+        concurrency: requests at once; ``None`` if each comes at its time.
         fewer: system -> requests, where that is enough: without a cache each request costs the same as the others.
 
     """
@@ -62,7 +62,7 @@ class Scenario:
     quick_systems: tuple[str, ...] = ()
     pool_bytes: int = AMPLE
     needs_data: bool = False
-    concurrency: int = 8
+    concurrency: int | None = 8
     fewer: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -77,7 +77,8 @@ def _anonymous(requests: int) -> Iterator[WorkRequest]:
         )
 
 
-GR, SMALL, SMALLEST, SESSIONS, COLD, ORDINARY = "gr", "gr-512", "gr-256", "sessions", "cold", "ordinary"
+GR, SMALL, SMALLEST, COLD, ORDINARY = "gr", "gr-512", "gr-256", "cold", "ordinary"
+VISITS, SESSIONS = "visits", "sessions"
 
 SCENARIOS = (
     Scenario(
@@ -109,13 +110,24 @@ SCENARIOS = (
         pool_bytes=256 * MIB,
     ),
     Scenario(
+        VISITS,
+        "one visit per second",
+        _generated(workloads.visits),
+        200,
+        (*PEERS, "userkv-local"),
+        24,
+        ("mooncake-store-connector",),
+        concurrency=None,
+    ),
+    Scenario(
         SESSIONS,
-        "histories brought in when a session starts",
+        "the same visits, histories brought in two seconds ahead",
         _generated(workloads.sessions),
         400,
         (*PEERS, "userkv-local", "userkv-mooncake"),
-        16,
+        48,
         ("userkv-local",),
+        concurrency=None,
     ),
     Scenario(
         COLD,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +26,12 @@ SHORTEST, LONGEST = 512, 1024
 """Items of the users' histories: 1,024 to 2,048 tokens."""
 
 CANDIDATES = (64, 128)
+
+VISITS_PER_SECOND = 1.0
+"""Where requests have times. An engine of two cores computes one and a half cold prompts per second."""
+
+AHEAD_SECONDS = 2.0
+"""From the start of a session to its ranking request."""
 
 TRACE_ITEMS = 64
 """Items for one hash of the conversation trace. It stands for 512 tokens there and for 128 here, one KV block, so that
@@ -88,13 +95,26 @@ def candidate_heavy(requests: int) -> Iterator[WorkRequest]:
     return recommender(requests, (SHORTEST, LONGEST))
 
 
+def visits(requests: int) -> Iterator[WorkRequest]:
+    """The same at their times: independent visits, one ranking request each."""
+    return _at_their_times(requests, prefetched=False)
+
+
 def sessions(requests: int) -> Iterator[WorkRequest]:
-    """The same, each ranking request preceded by one that only brings the history in: a session starts."""
+    """The same visits, each ranking request preceded by one that only brings the history in: a session starts."""
+    return _at_their_times((requests + 1) // 2, prefetched=True)
+
+
+def _at_their_times(number: int, prefetched: bool) -> Iterator[WorkRequest]:
     crowd = Crowd(0)
     lengths = crowd.lengths(USERS)
-    for user in crowd.visitors(USERS, (requests + 1) // 2, 0.8):
-        yield crowd.request(f"u{user}", lengths[user], ranks=False)
-        yield crowd.request(f"u{user}", lengths[user])
+    users = crowd.visitors(USERS, number, 0.8)
+    starts = np.cumsum(crowd.rng.exponential(1 / VISITS_PER_SECOND, number)).tolist()
+    events = [(start + AHEAD_SECONDS, user, True) for start, user in zip(starts, users, strict=True)]
+    if prefetched:
+        events += [(start, user, False) for start, user in zip(starts, users, strict=True)]
+    for time, user, ranks in sorted(events):
+        yield replace(crowd.request(f"u{user}", lengths[user], ranks=ranks), time=time)
 
 
 def growing(requests: int) -> Iterator[WorkRequest]:
