@@ -136,9 +136,16 @@ def client_server(master: Master, segment: int) -> tuple[Server, str]:
 
 
 def _joined(master: Master, start: Callable[[], Server]) -> Server:
-    before = ask_master(f"127.0.0.1:{master.metrics_port}").clients
+    fewest = ask_master(f"127.0.0.1:{master.metrics_port}").clients
     server = start()
-    wait_for(lambda: clients(master) > before)
+
+    def joined() -> bool:
+        nonlocal fewest
+        now = clients(master)
+        fewest = min(fewest, now)  # One that was killed may still be counted at first.
+        return now > fewest
+
+    wait_for(joined)
     return server
 
 
