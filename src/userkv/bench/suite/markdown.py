@@ -18,7 +18,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
     lines = [
         f"**{comparison['name']}**: {comparison['title']}; {comparison['requests']} requests, "
         f"{pace}, {sizes['hbm_blocks']} KV blocks of {sizes['block_size']} tokens, "
-        f"pools of {sizes['pool_bytes'] >> 20} MiB. `{last['command']}`, {last['date']}.",
+        f"pools of {sizes['pool_bytes'] >> 20} MiB. Last call: `{last['command']}`, {last['date']}.",
         "",
         "| system | from cache | requests/s | TTFT p50 | p99 | CPU s | put | got | in the pool |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
