@@ -13,6 +13,7 @@ from userkv import cli
 from userkv.bench.suite import command, driver, machine, micro
 from userkv.bench.suite.goals import GOALS
 from userkv.bench.suite.run import RunFailedError
+from userkv.bench.suite.scenarios import GR, QUICK_SCENARIOS
 from userkv.bench.suite.system import System
 from userkv.bench.suite.systems import SYSTEMS
 
@@ -123,6 +124,13 @@ def test_quick_takes_what_each_goal_needs(runs: list[str], here: Path) -> None:
         ran = {*quick["systems"], *quick["left_out"]} if quick else set()
         scenario["systems"] = {name: entry for name, entry in scenario["systems"].items() if name in ran}
     assert [goal.name for goal in GOALS if goal.figure(complete) is None] == []
+
+
+def test_quick_simulates_what_its_engines_run(here: Path) -> None:
+    """Or what they hit could not be held against Belady's optimum."""
+    _, found = bench(here, "--quick", "--parts", "policies")
+    (gr,) = (each for each in QUICK_SCENARIOS if each.name == GR)
+    assert [(row["workload"], row["requests"]) for row in found["policies"]] == [(GR, gr.requests)]
 
 
 def test_workloads_of_logs_need_the_logs(here: Path, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

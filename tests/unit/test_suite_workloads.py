@@ -9,7 +9,15 @@ import pytest
 
 from userkv.bench.suite import workloads
 from userkv.bench.suite.policies import SIMULATED, sim_requests
-from userkv.bench.suite.scenarios import AMPLE, BLOCK_SIZE, LEAST_PROMPTS, SCENARIOS, Scenario, sizes_of
+from userkv.bench.suite.scenarios import (
+    AMPLE,
+    BLOCK_SIZE,
+    LEAST_PROMPTS,
+    QUICK_SCENARIOS,
+    SCENARIOS,
+    Scenario,
+    sizes_of,
+)
 from userkv.bench.suite.systems import SYSTEMS
 from userkv.bench.suite.workloads import (
     AHEAD_SECONDS,
@@ -196,12 +204,15 @@ def test_memory_is_a_share_of_the_histories() -> None:
 
 
 def test_scenarios_name_systems_that_there_are() -> None:
-    names = [each.name for each in SCENARIOS]
-    assert len(set(names)) == len(names)
-    assert set(SIMULATED) <= set(names)
-    for each in SCENARIOS:
-        assert each.systems
-        assert set(each.systems) <= set(SYSTEMS)
-        assert set(each.quick_systems) <= set(each.systems)
-        assert bool(each.quick) == bool(each.quick_systems)
-        assert set(each.fewer) <= set(each.systems)
+    for scenarios in (SCENARIOS, QUICK_SCENARIOS):
+        names = [each.name for each in scenarios]
+        assert len(set(names)) == len(names)
+        for each in scenarios:
+            assert each.systems
+            assert set(each.systems) <= set(SYSTEMS)
+            assert set(each.fewer) <= set(each.systems)
+    at_length = {each.name: each for each in SCENARIOS}
+    assert set(SIMULATED) <= set(at_length)
+    for each in QUICK_SCENARIOS:
+        assert each.requests < at_length[each.name].requests
+        assert set(each.systems) <= set(at_length[each.name].systems)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import itertools
 import os
 import time
@@ -51,13 +52,19 @@ class EngineTarget:
         """Starts the engine (tens of seconds). Raises InvalidSettingError if vLLM refuses model or arguments."""
         prepare_environment(self._users)
         try:
+            # What vLLM imports stays: the collector need not look through it meanwhile, nor when the process ends.
+            gc.disable()
             from vllm.config import KVTransferConfig
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.exceptions import VLLMError
             from vllm.sampling_params import SamplingParams
             from vllm.v1.engine.async_llm import AsyncLLM
+
+            gc.freeze()
         except ImportError as error:
             raise InvalidSettingError(f"An offline run needs vLLM, which cannot be imported here ({error}).") from error
+        finally:
+            gc.enable()
         known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
         unknown = sorted(self._engine_args.keys() - known)
         if unknown:

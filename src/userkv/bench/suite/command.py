@@ -17,7 +17,7 @@ from userkv.bench.suite import machine, markdown, micro, plots
 from userkv.bench.suite.driver import VERSION, Comparison, load_results, run_comparisons
 from userkv.bench.suite.goals import judge_all
 from userkv.bench.suite.policies import simulate_policies
-from userkv.bench.suite.scenarios import SCENARIOS
+from userkv.bench.suite.scenarios import QUICK_SCENARIOS, SCENARIOS
 from userkv.bench.suite.systems import SYSTEMS
 from userkv.core.errors import InvalidSettingError
 from userkv.serving.demo_model import ensure_model
@@ -71,7 +71,7 @@ def bench_command(args: Namespace) -> int:
 
     failed = False
     if "policies" in parts:
-        results["policies"] = simulate_policies(data, CONCURRENCY, progress=sys.stderr.isatty())
+        results["policies"] = simulate_policies(data, args.quick, CONCURRENCY, progress=sys.stderr.isatty())
         keep()
     if "micro" in parts:
         failed |= _run_scripts(results["micro"], args.quick)
@@ -100,24 +100,21 @@ def _what_was_asked(args: Namespace) -> str:
 
 
 def _comparisons(args: Namespace, data: Path) -> list[Comparison]:
-    known = {scenario.name: scenario for scenario in SCENARIOS}
+    known = {scenario.name: scenario for scenario in (QUICK_SCENARIOS if args.quick else SCENARIOS)}
     names = _chosen("--scenarios", args.scenarios, tuple(known))
     systems = _chosen("--systems", args.systems, tuple(SYSTEMS))
     most = sys.maxsize if args.requests is None else options.whole_number("--requests", args.requests)
     found = []
     for name in names:
         scenario = known[name]
-        if args.quick and not scenario.quick:
-            continue
         if scenario.needs_data and not data.is_dir():
             print(f"userkv bench: {name} is left out: there is no {data} (--data)", file=sys.stderr)
             continue
-        takes_part = scenario.quick_systems if args.quick else scenario.systems
         found.append(
             Comparison(
                 scenario,
-                min(most, scenario.quick if args.quick else scenario.requests),
-                [system for system in takes_part if system in systems],
+                min(most, scenario.requests),
+                [system for system in scenario.systems if system in systems],
             )
         )
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from userkv.bench.suite.scenarios import BLOCK_SIZE, SCENARIOS, sizes_of
+from userkv.bench.suite.scenarios import BLOCK_SIZE, GR, QUICK_SCENARIOS, SCENARIOS, sizes_of
 from userkv.bench.suite.workloads import TOKENS_PER_ITEM
 from userkv.bench.workload import WorkRequest
 from userkv.core.policies import POLICIES, make_policy
@@ -57,19 +57,23 @@ def sim_requests(requests: Iterable[WorkRequest]) -> list[SimRequest]:
     return made
 
 
-def simulate_policies(data: Path, concurrency: Sequence[int], progress: bool) -> list[dict[str, Any]]:
+def simulate_policies(data: Path, quick: bool, concurrency: Sequence[int], progress: bool) -> list[dict[str, Any]]:
     """For each workload: hit ratios in tokens, by policy, in HBM alone and in a pool under HBM.
 
     Args:
         data: directory of the logs; without it, workloads of logs are left out.
+        quick: only what the goals need, with as many requests as the engines get in a quick run.
         concurrency: requests that hold blocks at a time, each in turn.
         progress: show a bar.
 
     """
     rows = []
-    scenarios = [each for each in SCENARIOS if each.name in SIMULATED and (data.is_dir() or not each.needs_data)]
-    for scenario in tqdm(scenarios, unit="workload", disable=not progress):
-        work = list(scenario.make(data, SIMULATED[scenario.name]))
+    wanted = [(each, SIMULATED[each.name]) for each in SCENARIOS if each.name in SIMULATED]
+    if quick:
+        wanted = [(each, each.requests) for each in QUICK_SCENARIOS if each.name == GR]
+    there = [each for each in wanted if data.is_dir() or not each[0].needs_data]
+    for scenario, number in tqdm(there, unit="workload", disable=not progress):
+        work = list(scenario.make(data, number))
         blocks = sizes_of(scenario, work).hbm_blocks - 1
         requests = sim_requests(work)
         room = {share: int(share * _all_blocks(requests)) for share in POOL_SHARES}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from userkv.bench.suite import workloads
@@ -42,10 +43,8 @@ class Scenario:
         name: for options and JSON.
         title: one line for people.
         make: the requests, given the directory of the logs and how many.
-        requests: how many in a full run.
-        quick: how many in a quick one; 0 leaves the scenario out.
+        requests: how many.
         systems: names of the systems.
-        quick_systems: those of a quick run.
         pool_bytes: memory of the pools.
         needs_data: reads logs that are not part of the project.
         concurrency: requests at once; ``None`` if each comes at its time.
@@ -58,8 +57,6 @@ class Scenario:
     make: Callable[[Path, int], Iterator[WorkRequest]]
     requests: int
     systems: tuple[str, ...] = SOME
-    quick: int = 0
-    quick_systems: tuple[str, ...] = ()
     pool_bytes: int = AMPLE
     needs_data: bool = False
     concurrency: int | None = 8
@@ -87,8 +84,6 @@ SCENARIOS = (
         _generated(workloads.recommender),
         2000,
         EVERYBODY,
-        32,
-        ("no-cache", "apc", "mooncake-store-connector", "userkv-hbm", "userkv-mooncake"),
         fewer={"no-cache": 200},
     ),
     Scenario(
@@ -97,8 +92,6 @@ SCENARIOS = (
         _generated(workloads.recommender),
         2000,
         (*PEERS, "userkv-local", "userkv-mooncake"),
-        24,
-        ("mooncake-store-connector", "userkv-local"),
         512 * MIB,
     ),
     Scenario(
@@ -107,7 +100,7 @@ SCENARIOS = (
         _generated(workloads.recommender),
         400,
         (*PEERS, "userkv-local", "userkv-mooncake"),
-        pool_bytes=256 * MIB,
+        256 * MIB,
     ),
     Scenario(
         VISITS,
@@ -115,8 +108,6 @@ SCENARIOS = (
         _generated(workloads.visits),
         200,
         (*PEERS, "userkv-local"),
-        24,
-        ("mooncake-store-connector",),
         concurrency=None,
     ),
     Scenario(
@@ -125,8 +116,6 @@ SCENARIOS = (
         _generated(workloads.sessions),
         400,
         (*PEERS, "userkv-local", "userkv-mooncake"),
-        48,
-        ("userkv-local",),
         concurrency=None,
     ),
     Scenario(
@@ -135,8 +124,6 @@ SCENARIOS = (
         _generated(workloads.cold),
         120,
         ("apc", "userkv-hbm", "userkv-local"),
-        16,
-        ("apc", "userkv-local"),
     ),
     Scenario(
         ORDINARY,
@@ -144,8 +131,6 @@ SCENARIOS = (
         _generated(_anonymous),
         200,
         ("apc", "userkv-hbm", "userkv-local"),
-        16,
-        ("apc", "userkv-hbm"),
     ),
     Scenario("growing", "histories grow with each request", _generated(workloads.growing), 300),
     Scenario("bursts", "five requests per visit", _generated(workloads.bursts), 300),
@@ -160,6 +145,47 @@ SCENARIOS = (
     ),
 )
 """In the order in which they run."""
+
+_FEW_USERS = 12
+
+QUICK_SCENARIOS = (
+    Scenario(
+        GR,
+        "12 users, stable histories, pool for all",
+        _generated(partial(workloads.recommender, users=_FEW_USERS)),
+        48,
+        (*NO_CACHE, *APC, "mooncake-store-connector", "userkv-hbm", "userkv-mooncake"),
+        fewer={"no-cache": 8},
+    ),
+    Scenario(
+        SMALL,
+        "the same, pool of 96 MiB (for 65 %)",
+        _generated(partial(workloads.recommender, users=_FEW_USERS)),
+        40,
+        ("mooncake-store-connector", "userkv-local"),
+        96 * MIB,
+    ),
+    Scenario(
+        VISITS,
+        "one visit per second",
+        _generated(partial(workloads.visits, users=_FEW_USERS)),
+        12,
+        ("mooncake-store-connector",),
+        concurrency=None,
+    ),
+    Scenario(
+        SESSIONS,
+        "the same visits, histories brought in two seconds ahead",
+        _generated(partial(workloads.sessions, users=_FEW_USERS)),
+        24,
+        ("userkv-local",),
+        concurrency=None,
+    ),
+    Scenario(COLD, "every user's first request", _generated(workloads.cold), 8, ("apc", "userkv-local")),
+    Scenario(ORDINARY, "nobody is named", _generated(_anonymous), 8, ("apc", "userkv-hbm")),
+)
+"""Each goal once, in ten minutes, most of which engines take to start. So few requests are mostly a user's first or
+second: they say that the systems run and roughly how they compare, not what they gain in the long run."""
 
 
 def sizes_of(scenario: Scenario, requests: Sequence[WorkRequest]) -> Sizes:

@@ -82,11 +82,11 @@ class Crowd:
         return who
 
 
-def recommender(requests: int, candidates: tuple[int, int] = CANDIDATES) -> Iterator[WorkRequest]:
-    """64 users whose histories do not change; some are more active than others."""
+def recommender(requests: int, candidates: tuple[int, int] = CANDIDATES, users: int = USERS) -> Iterator[WorkRequest]:
+    """Users whose histories do not change; some are more active than others."""
     crowd = Crowd(0, candidates)
-    lengths = crowd.lengths(USERS)
-    for user in crowd.visitors(USERS, requests, 0.8):
+    lengths = crowd.lengths(users)
+    for user in crowd.visitors(users, requests, 0.8):
         yield crowd.request(f"u{user}", lengths[user])
 
 
@@ -95,24 +95,24 @@ def candidate_heavy(requests: int) -> Iterator[WorkRequest]:
     return recommender(requests, (SHORTEST, LONGEST))
 
 
-def visits(requests: int) -> Iterator[WorkRequest]:
+def visits(requests: int, users: int = USERS) -> Iterator[WorkRequest]:
     """The same at their times: independent visits, one ranking request each."""
-    return _at_their_times(requests, prefetched=False)
+    return _at_their_times(requests, users, prefetched=False)
 
 
-def sessions(requests: int) -> Iterator[WorkRequest]:
+def sessions(requests: int, users: int = USERS) -> Iterator[WorkRequest]:
     """The same visits, each ranking request preceded by one that only brings the history in: a session starts."""
-    return _at_their_times((requests + 1) // 2, prefetched=True)
+    return _at_their_times((requests + 1) // 2, users, prefetched=True)
 
 
-def _at_their_times(number: int, prefetched: bool) -> Iterator[WorkRequest]:
+def _at_their_times(number: int, users: int, prefetched: bool) -> Iterator[WorkRequest]:
     crowd = Crowd(0)
-    lengths = crowd.lengths(USERS)
-    users = crowd.visitors(USERS, number, 0.8)
+    lengths = crowd.lengths(users)
+    who = crowd.visitors(users, number, 0.8)
     starts = np.cumsum(crowd.rng.exponential(1 / VISITS_PER_SECOND, number)).tolist()
-    events = [(start + AHEAD_SECONDS, user, True) for start, user in zip(starts, users, strict=True)]
+    events = [(start + AHEAD_SECONDS, user, True) for start, user in zip(starts, who, strict=True)]
     if prefetched:
-        events += [(start, user, False) for start, user in zip(starts, users, strict=True)]
+        events += [(start, user, False) for start, user in zip(starts, who, strict=True)]
     for time, user, ranks in sorted(events):
         yield replace(crowd.request(f"u{user}", lengths[user], ranks=ranks), time=time)
 
