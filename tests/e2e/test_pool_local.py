@@ -18,11 +18,19 @@ from tests.support.pool_engine import (
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module", params=["async", "sync", "layerwise"])
+WAYS = {
+    "async": {},
+    "sync": {"load_async": False},
+    "layerwise": {"use_layerwise": True},
+    "layerwise, compiled": {"use_layerwise": True},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    how = {"async": {}, "sync": {"load_async": False}, "layerwise": {"use_layerwise": True}}[request.param]
     local = {"local_dir": str(tmp_path_factory.mktemp("pool")), "local_dram_bytes": "64MiB"}
-    with pool_engine({**local, **how}) as started:
+    # Compiled, the model is cut at its attention, and only what stands there calls the connector between layers.
+    with pool_engine({**local, **WAYS[request.param]}, enforce_eager="compiled" not in request.param) as started:
         yield started
 
 

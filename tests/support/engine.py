@@ -108,11 +108,10 @@ def start_engine(**options: Any) -> Iterator[Engine]:
         llm = LLM(
             str(ensure_demo_model()),
             dtype="float32",
-            enforce_eager=True,
             enable_prefix_caching=True,
             disable_log_stats=False,
             kv_cache_memory_bytes=2**26,
-            **options,
+            **{"enforce_eager": True, **options},
         )
         try:
             yield Engine(llm)
