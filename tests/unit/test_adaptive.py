@@ -3,7 +3,7 @@
 What every policy must do is in test_policies.py.
 """
 
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from random import Random
 
@@ -16,6 +16,7 @@ from tests.support.traces import trace_of
 from userkv.core.policies import ADAPTIVE, FREQUENCY, LRU, adaptive, make_policy
 from userkv.core.policies.adaptive import HALF_LIVES, MOST_SHADOW_USERS, AdaptiveUserPolicy
 from userkv.core.policies.policy import EvictionPolicy
+from userkv.core.policies.worth import RequestWorth
 from userkv.sim.hbm import HbmSimulation
 
 BLOCK_SIZE = 128
@@ -129,6 +130,44 @@ def test_many_users_are_watched_in_a_sample_which_tells_the_same(monkeypatch: py
     every: AdaptiveUserPolicy[StableName] = AdaptiveUserPolicy(capacity)
     assert hits == pytest.approx(hits_of(every, capacity, trace), rel=0.02)
     assert every._rate == 1
+
+
+def test_more_users_are_watched_again_when_they_become_few() -> None:
+    policy: AdaptiveUserPolicy[StableName] = AdaptiveUserPolicy(8 * MOST_SHADOW_USERS)
+    hits_of(policy, 8 * MOST_SHADOW_USERS, users_by_zipf(20_000, 20_000, seed=2))
+    assert policy._rate >= 8
+    for user in users_by_zipf(20_000, 500, seed=3):
+        policy.note_request(user, 64)
+    assert policy._rate == 1
+    assert {len(shadow) for shadow in policy._shadows} == {8 * MOST_SHADOW_USERS // 64}
+
+
+def test_a_limit_of_users_is_part_of_the_capacity() -> None:
+    """Users come six times in a row, forty of them at a time: with room for fifty, who has left is of no use."""
+    blocks, max_users = 10_000, 50
+    order = [StableName(f"u{40 * (visit // 240) + visit % 40}") for visit in range(9600)]
+    told: AdaptiveUserPolicy[StableName] = AdaptiveUserPolicy(blocks, max_users)
+    hits = hits_of(told, max_users, order)
+    assert told.half_life == min(HALF_LIVES)
+    assert hits >= 0.95 * hits_of(make_policy(LRU, blocks), max_users, order)
+    assert hits > 1.5 * hits_of(AdaptiveUserPolicy(blocks), max_users, order)
+
+
+@pytest.mark.parametrize(("slots_per_user", "gained"), [(64, True), (1, False)])
+def test_fifty_slots_per_user_keep_what_counting_gains(
+    slots_per_user: int, gained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of all requests are of users who come once, which LRU keeps, and the counts need not."""
+    capacity = 512
+    random = Random(4)
+    names = (f"u{random.randrange(400)}" if visit % 2 else f"once{visit}" for visit in range(20_000))
+    trace = [StableName(name) for name in names]
+    lru = hits_of(make_policy(LRU, capacity), capacity, trace)
+    best = hits_of(AdaptiveUserPolicy(capacity), capacity, trace)
+    monkeypatch.setattr(adaptive, "RequestWorth", partial(RequestWorth, slots=slots_per_user * capacity))
+    hits = hits_of(AdaptiveUserPolicy(capacity), capacity, trace)
+    assert best > 1.3 * lru
+    assert (hits - lru > 0.7 * (best - lru)) == gained
 
 
 def test_few_users_are_all_watched() -> None:

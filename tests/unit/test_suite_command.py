@@ -44,6 +44,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         (["--json", "missing/bench.json"], "--json"),
         (["--json", "."], "--json"),
+        (["--json", "results.md"], "--json"),
+        (["--json", "/dev/null"], "--json"),
+        (["--scenarios", ","], "--scenarios"),
         (["--scenarios", "gr,nonsense"], "--scenarios"),
         (["--systems", "apc,nonsense"], "--systems"),
         (["--parts", "nonsense"], "--parts"),
@@ -64,7 +67,21 @@ def test_a_bad_option_is_named_in_one_sentence(
     assert runs == []
 
 
-@pytest.mark.parametrize("text", ["not JSON", "[]", '{"userkv_bench": 0}'])
+FOREIGN = '{"userkv_bench": 1, "machine": {}, "policies": [], "micro": {}, "scenarios": %s}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not JSON",
+        "[]",
+        '{"userkv_bench": 0}',
+        '{"userkv_bench": 1}',
+        FOREIGN % "null",
+        FOREIGN % '[{"name": "gr"}]',
+        FOREIGN % '[{"name": "of tomorrow"}]',
+    ],
+)
 def test_it_does_not_go_on_with_a_file_of_somebody_else(
     text: str, here: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,9 +104,10 @@ def test_figures_and_goals_are_written(here: Path, runs: list[str], capsys: pyte
     (comparison,) = found["scenarios"]
     assert (comparison["name"], comparison["requests"], list(comparison["systems"])) == ("cold", 3, runs)
     assert [goal["name"] for goal in found["goals"]] == [goal.name for goal in GOALS]
-    met = {goal["name"]: goal["met"] for goal in found["goals"]}
-    assert met.pop("cold users: requests/s of the slowest, stock vLLM") is True
-    assert set(met.values()) == {None}
+    goals = {goal["name"]: goal for goal in found["goals"]}
+    cold = goals["cold users: requests/s of the slowest, stock vLLM"]
+    assert (cold["figure"], cold["met"], cold["missing"]) == (1.0, None, ["userkv-local", "userkv-mooncake"])
+    assert {goal["met"] for goal in found["goals"]} == {None}
     document = (here / "found.md").read_text()
     assert capsys.readouterr().out.strip() == document.strip()
     assert SYSTEMS["userkv-hbm"].title in document
@@ -99,7 +117,7 @@ def test_figures_and_goals_are_written(here: Path, runs: list[str], capsys: pyte
 def test_a_system_that_fails_is_named_and_the_status_is_1(here: Path, runs: list[str]) -> None:
     status, found = bench(here, "--scenarios", "cold", "--requests", "3")
     assert status == 1
-    assert runs == ["apc", "userkv-hbm", "userkv-local"]
+    assert runs == ["apc", "userkv-hbm", "userkv-local", "userkv-mooncake"]
     assert found["scenarios"][0]["left_out"] == {"userkv-local": "it did not answer"}
     assert "left out: it did not answer" in (here / "found.md").read_text()
 
@@ -112,6 +130,31 @@ def test_a_call_goes_on_with_what_another_has_written(here: Path, runs: list[str
     assert [each["name"] for each in found["scenarios"]] == ["cold", "ordinary"]
     bench(here, "--scenarios", "cold", *few)
     assert runs == ["apc", "apc", "apc"]
+
+
+def test_it_does_not_mix_figures_that_cannot_be_compared(
+    here: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten runs of sixty requests were once replaced by one of four."""
+    few = ["--scenarios", "cold", "--systems", "apc", "--resume"]
+    bench(here, *few, "--requests", "3")
+    before = (here / "found.json").read_text()
+    words = ["bench", "--parts", "scenarios", "--json", str(here / "found.json"), *few]
+    assert cli.main([*words, "--requests", "4"]) == 2
+    assert "--resume: cold has 3 requests in the file, not 4; set --requests" in capsys.readouterr().err
+    assert (here / "found.json").read_text() == before
+    (here / "found.json").write_text(before.replace('"cores": ', '"cores": 9'))
+    assert cli.main([*words, "--requests", "3"]) == 2
+    assert "figures are of another machine" in capsys.readouterr().err
+    assert runs == ["apc"]
+
+
+def test_tables_of_others_are_not_overwritten(here: Path, runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "notes.md").write_text("mine")
+    assert cli.main(["bench", "--scenarios", "cold", "--json", "notes.json"]) == 2
+    assert "--json would overwrite notes.md" in capsys.readouterr().err
+    assert (here / "notes.md").read_text() == "mine"
+    assert runs == []
 
 
 def test_quick_takes_what_each_goal_needs(runs: list[str], here: Path) -> None:
@@ -144,7 +187,7 @@ def test_a_script_that_fails_does_not_stop_the_others(
 ) -> None:
     def run_script(directory: Path, name: str, words: tuple[str, ...]) -> dict[str, Any]:
         if name == "table_scale":
-            raise RuntimeError("table_scale.py ended with status 1")
+            raise RunFailedError("table_scale.py ended with status 1")
         return {"mooncake_share_hidden": 0.7}
 
     monkeypatch.setattr(micro, "run_script", run_script)
@@ -152,6 +195,24 @@ def test_a_script_that_fails_does_not_stop_the_others(
     found = json.loads((here / "found.json").read_text())["micro"]
     assert found.keys() == micro.SCRIPTS.keys() - {"table_scale"}
     assert "table_scale.py ended with status 1" in capsys.readouterr().err
+
+
+def test_scripts_go_on_where_they_were_stopped(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def run_script(directory: Path, name: str, words: tuple[str, ...]) -> dict[str, Any]:
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        ran.append(name)
+        return {"figure": 1.0}
+
+    monkeypatch.setattr(micro, "run_script", run_script)
+    assert cli.main(["bench", "--parts", "micro", "--json", "found.json"]) == 130
+    found = json.loads((here / "found.json").read_text())["micro"]
+    assert list(found) == ran
+    monkeypatch.setattr(micro, "run_script", lambda directory, name, words: ran.append(name) or {"figure": 1.0})
+    assert cli.main(["bench", "--parts", "micro", "--json", "found.json", "--resume"]) == 0
+    assert ran == list(micro.SCRIPTS)
 
 
 SCRIPT = "import json, sys; json.dump({'figures': {'words': sys.argv[3:]}}, open(sys.argv[2], 'w'))"
@@ -164,11 +225,11 @@ def test_a_script_says_its_figures(here: Path) -> None:
 
 def test_a_script_that_fails_says_why(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "it.py").write_text("import sys; sys.exit('no room')")
-    with pytest.raises(RuntimeError, match="status 1: no room"):
+    with pytest.raises(RunFailedError, match=r"status 1; it said:\nno room"):
         micro.run_script(here, "it", ())
     (here / "it.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(micro, "TIMEOUT_SECONDS", 0.1)
-    with pytest.raises(RuntimeError, match=r"not done after 0\.1 s"):
+    with pytest.raises(RunFailedError, match=r"not done after 0\.1 s"):
         micro.run_script(here, "it", ())
 
 

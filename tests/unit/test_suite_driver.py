@@ -14,6 +14,7 @@ from userkv.bench.suite.scenarios import Scenario
 from userkv.bench.suite.system import Sizes, System, SystemMissingError
 from userkv.bench.suite.systems import SYSTEMS
 from userkv.bench.workload_file import read_workload
+from userkv.core.errors import InvalidSettingError
 
 FIRST, SECOND = "apc", "userkv-hbm"
 
@@ -116,16 +117,12 @@ def test_an_interrupted_call_goes_on_where_it_was(runs: Runs, compare: Compare) 
     assert runs.done == []
 
 
-@pytest.mark.parametrize("change", [{"requests": 4}, {"pool_bytes": 1 << 20}])
-def test_runs_of_other_requests_or_sizes_are_not_taken_over(
-    change: dict[str, int], runs: Runs, compare: Compare
-) -> None:
+def test_it_does_not_go_on_with_runs_of_other_sizes(runs: Runs, compare: Compare) -> None:
     (before,) = compare(scenario())
     runs.done.clear()
-    requests = change.pop("requests", 5)
-    (after,) = compare(scenario(**change), requests=requests, saved={"s": before.as_json()})
-    assert [name for _, name in runs.done] == [FIRST, SECOND]
-    assert [len(each) for each in after.runs.values()] == [1, 1]
+    with pytest.raises(InvalidSettingError, match="s was run with other sizes"):
+        compare(scenario(pool_bytes=1 << 20), saved={"s": before.as_json()})
+    assert runs.done == []
 
 
 def test_a_system_may_get_fewer_requests_but_the_same_memory(runs: Runs, compare: Compare) -> None:

@@ -45,19 +45,19 @@ def without_figures() -> dict[str, Any]:
 @pytest.mark.parametrize(("figure", "at_least", "at_most"), [(1.3, True, True), (1.31, True, False), (1, False, True)])
 def test_met_and_missed(figure: float, at_least: bool, at_most: bool) -> None:
     up, down = (Goal("x", 1.3, way, lambda results: figure).judge({}) for way in (True, False))
-    assert up == {"name": "x", "figure": figure, "target": ">= 1.3", "met": at_least}
-    assert down == {"name": "x", "figure": figure, "target": "<= 1.3", "met": at_most}
+    assert up == {"name": "x", "figure": figure, "target": ">= 1.3", "met": at_least, "missing": []}
+    assert down == {"name": "x", "figure": figure, "target": "<= 1.3", "met": at_most, "missing": []}
 
 
 @pytest.mark.parametrize(
     ("start", "figure", "met"),
     [
-        ("pool for all: requests/s, best peer", SPEEDS["userkv-local"] / SPEEDS["offloading"], True),
+        ("pool for all: requests/s, best peer", SPEEDS["userkv-local"] / SPEEDS["offloading"], None),
         ("pool for all: requests/s, vLLM APC", SPEEDS["userkv-local"] / SPEEDS["apc"], True),
         ("pool for all: requests/s, no cache", SPEEDS["userkv-local"] / SPEEDS["no-cache"], True),
-        ("p99 with histories prefetched", SPEEDS["offloading"] / SPEEDS["userkv-local"], True),
+        ("p99 with histories prefetched", SPEEDS["offloading"] / SPEEDS["userkv-local"], None),
         ("pool of 512 MiB: token hit ratio", SPEEDS["userkv-local"] / 100, False),
-        ("pool of 512 MiB: requests/s", SPEEDS["userkv-local"] / SPEEDS["offloading"], True),
+        ("pool of 512 MiB: requests/s", SPEEDS["userkv-local"] / SPEEDS["offloading"], None),
         ("bytes written", PUT_BYTES["userkv-mooncake"] / PUT_BYTES["mooncake-store-connector"], True),
         ("HBM only: token hit ratio, vLLM APC", SPEEDS["userkv-hbm"] / SPEEDS["apc"], True),
         ("HBM only: token hit ratio, Belady", SPEEDS["userkv-hbm"] / 100 / 0.08, False),
@@ -72,10 +72,35 @@ def test_met_and_missed(figure: float, at_least: bool, at_most: bool) -> None:
         ("layerwise", 0.9, True),
     ],
 )
-def test_what_each_goal_is_computed_from(start: str, figure: float, met: bool) -> None:
+def test_what_each_goal_is_computed_from(start: str, figure: float, met: bool | None) -> None:
+    """LMCache is left out, so it is not decided who is the best peer."""
     judged = named(start).judge(COMPLETE)
     assert judged["figure"] == pytest.approx(figure)
     assert judged["met"] is met
+
+
+@pytest.mark.parametrize(("speed", "met"), [(1.5, True), (0.5, False)])
+def test_whoever_could_make_a_figure_worse_is_needed_to_meet_a_goal_but_not_to_miss_it(speed: float, met: bool) -> None:
+    found = copy.deepcopy(COMPLETE)
+    (cold,) = (each for each in found["scenarios"] if each["name"] == "cold")
+    cold["systems"]["apc"]["figures"]["requests_per_s"]["median"] = SPEEDS["userkv-hbm"] / speed
+    goal = named("cold users:")
+    assert (goal.judge(found)["met"], goal.judge(found)["missing"]) == (met, [])
+    del cold["systems"]["userkv-mooncake"]
+    assert (goal.judge(found)["met"], goal.judge(found)["missing"]) == (met and None, ["userkv-mooncake"])
+
+
+def test_who_has_written_nothing_has_no_figure() -> None:
+    found = copy.deepcopy(COMPLETE)
+    found["scenarios"][0]["systems"]["userkv-mooncake"]["figures"]["put_bytes"]["median"] = 0
+    assert named("bytes written").figure(found) is None
+
+
+def test_prefetched_visits_are_compared_with_the_same_visits_only() -> None:
+    found = copy.deepcopy(COMPLETE)
+    (visits,) = (each for each in found["scenarios"] if each["name"] == "visits")
+    visits["requests"] -= 1
+    assert named("p99 with histories prefetched").figure(found) is None
 
 
 def test_belady_is_the_one_with_as_many_requests_at_once_as_the_client_had() -> None:

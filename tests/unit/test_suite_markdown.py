@@ -67,14 +67,16 @@ def test_who_was_left_out_says_why() -> None:
 
 def test_goals_are_met_missed_or_not_measured() -> None:
     goals = [
-        {"name": "a", "figure": 1.23456, "target": ">= 1", "met": True},
-        {"name": "b", "figure": 0.5, "target": ">= 1", "met": False},
-        {"name": "c", "figure": None, "target": ">= 1", "met": None},
+        {"name": "a", "figure": 1.23456, "target": ">= 1", "met": True, "missing": []},
+        {"name": "b", "figure": 0.5, "target": ">= 1", "met": False, "missing": ["lmcache"]},
+        {"name": "c", "figure": None, "target": ">= 1", "met": None, "missing": []},
+        {"name": "d", "figure": 1.5, "target": ">= 1", "met": None, "missing": ["lmcache"]},
     ]
     table = markdown.goals_table(goals)
     assert row_of(table, "a")[1:] == ["1.23", ">= 1", "met"]
     assert row_of(table, "b")[1:] == ["0.5", ">= 1", "**missed**"]
     assert row_of(table, "c")[1:] == ["-", ">= 1", "not measured"]
+    assert row_of(table, "d")[1:] == ["1.5", ">= 1", "not decided without lmcache"]
 
 
 def test_policies_are_compared_with_the_optimum() -> None:

@@ -27,7 +27,7 @@ def test_the_order_is_that_of_the_decayed_sums(requests: list[tuple[int, float]]
         worths = {slot: worth.by(which)[worth.slot_of(slot)] for slot in range(SLOTS)}
         for slot, total in sums.items():
             for other, less in sums.items():
-                if total > less * (1 + 1e-9):
+                if total > less * 1.001:  # Worths are single precision.
                     assert worths[slot] > worths[other]
 
 
@@ -45,6 +45,19 @@ def test_worths_stay_comparable_after_a_million_turnovers() -> None:
     worth.note(1, 1e6)
     worth.note(2, 1e6 + 0.5)
     assert worth.by(0)[2] == pytest.approx(worth.by(0)[1] + 1)
+
+
+def test_the_order_outlives_the_zero_of_worths() -> None:
+    """Users 1 and 2 come for a hundred thousand turnovers, 2 more often; 3 came once, and that is forgotten."""
+    worth = RequestWorth(HALF_LIVES, SLOTS)
+    worth.note(3, 0.0)
+    for time in range(100_000):
+        worth.note(1 if time % 3 == 0 else 2, float(time))
+    for which in range(len(HALF_LIVES)):
+        worths = worth.by(which)
+        assert max(worths) < 5000
+        assert worths[3] == worths[4] < worths[1]
+    assert worth.by(2)[2] == pytest.approx(worth.by(2)[1] + 1, abs=0.1)  # Twice as often.
 
 
 @pytest.mark.parametrize("slots", [-8, 0, 3, 12])

@@ -123,14 +123,16 @@ class UserCache:
         policy: EvictionPolicy[UserKey] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._max_users = settings.max_users if settings.lru else 0
         self.table: UserBlockTable[UserKey] = UserBlockTable(
-            block_size, pool, policy if policy is not None else make_policy(settings.policy, num_blocks)
+            block_size,
+            pool,
+            policy if policy is not None else make_policy(settings.policy, num_blocks, self._max_users),
         )
         self.stats = UserCacheStats()
         self.listener: UserCacheListener | None = None
         self._block_size = block_size
         self._num_blocks = num_blocks
-        self._max_users = settings.max_users if settings.lru else 0
         self._flight: SingleFlight[UserKey] = SingleFlight(
             settings.single_flight_seconds, block_size, clock, self.stats
         )

@@ -8,15 +8,17 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from userkv.bench import options
 from userkv.bench.suite import machine, markdown, micro, plots
-from userkv.bench.suite.driver import VERSION, Comparison, load_results, run_comparisons
+from userkv.bench.suite.driver import Comparison, run_comparisons
 from userkv.bench.suite.goals import judge_all
 from userkv.bench.suite.policies import simulate_policies
+from userkv.bench.suite.resume import VERSION, load_results, refuse_to_mix
+from userkv.bench.suite.run import RunFailedError
 from userkv.bench.suite.scenarios import QUICK_SCENARIOS, SCENARIOS
 from userkv.bench.suite.systems import SYSTEMS
 from userkv.core.errors import InvalidSettingError
@@ -36,14 +38,15 @@ def bench_command(args: Namespace) -> int:
 
     Raises InvalidSettingError for options that cannot be used.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # As Ctrl-C: whatever runs is taken down.
-    data, file = Path(args.data), Path(args.json)
-    if not file.parent.is_dir() or file.is_dir():
-        raise InvalidSettingError(f"--json must be the name of a file in an existing directory, not {args.json!r}.")
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) != signal.SIG_IGN:  # As of nohup.
+            signal.signal(ending, signal.default_int_handler)  # As Ctrl-C: whatever runs is taken down.
+    data, file = Path(args.data), _results_file(args.json)
     repeat = options.whole_number("--repeat", args.repeat)
     parts = _chosen("--parts", args.parts, PARTS)
     comparisons = _comparisons(args, data)
     saved = load_results(file) if args.resume else {}
+    refuse_to_mix(saved, comparisons if "scenarios" in parts else ())
     results: dict[str, Any] = {
         "userkv_bench": VERSION,
         "machine": machine.machine(),
@@ -70,12 +73,11 @@ def bench_command(args: Namespace) -> int:
         partial.replace(file)
 
     failed = False
-    if "policies" in parts:
+    if "policies" in parts and not results["policies"]:
         results["policies"] = simulate_policies(data, args.quick, CONCURRENCY, progress=sys.stderr.isatty())
         keep()
     if "micro" in parts:
-        failed |= _run_scripts(results["micro"], args.quick)
-        keep()
+        failed |= _run_scripts(results["micro"], args.quick, keep)
     if "scenarios" in parts:
         model = ensure_model(MODEL, name="userkv-bench")
         run_comparisons(comparisons, SYSTEMS, model, data, repeat, earlier, keep)
@@ -88,6 +90,19 @@ def bench_command(args: Namespace) -> int:
         for plot in plots.draw(results, file.parent):
             print(f"userkv bench: wrote {plot}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _results_file(name: str) -> Path:
+    """The file to write; its tables go beside it, under the same name with another ending."""
+    file = Path(name)
+    if not file.parent.is_dir() or file.suffix != ".json" or (file.exists() and not file.is_file()):
+        raise InvalidSettingError(f"--json must be the name of a .json file in an existing directory, not {name!r}.")
+    tables = file.with_suffix(".md")
+    if tables.exists() and not file.exists():
+        raise InvalidSettingError(
+            f"--json would overwrite {tables}, too, which is no table of ours; name another file."
+        )
+    return file
 
 
 def _what_was_asked(args: Namespace) -> str:
@@ -124,22 +139,28 @@ def _chosen(option: str, text: str | None, known: Sequence[str]) -> Sequence[str
     if text is None:
         return known
     names = [name for name in text.split(",") if name]
+    if not names:
+        raise InvalidSettingError(f"{option} names nothing; there is {', '.join(known)}.")
     if unknown := [name for name in names if name not in known]:
         raise InvalidSettingError(f"{option} does not know {', '.join(unknown)}; there is {', '.join(known)}.")
     return [name for name in known if name in names]
 
 
-def _run_scripts(found: dict[str, Any], quick: bool) -> bool:
+def _run_scripts(found: dict[str, Any], quick: bool, keep: Callable[[], None]) -> bool:
+    """Run the scripts of which there are no figures yet. Returns whether any has failed."""
     directory = micro.benchmarks_directory()
     if directory is None:
         print("userkv bench: the small benchmarks need a checkout of UserKV; they are left out", file=sys.stderr)
         return False
     failed = False
     for name, words in (micro.QUICK if quick else micro.SCRIPTS).items():
+        if name in found:
+            continue
         print(f"userkv bench: {name}", file=sys.stderr)
         try:
             found[name] = micro.run_script(directory, name, words)
-        except RuntimeError as error:
+        except RunFailedError as error:
             print(f"userkv bench: {error}", file=sys.stderr)
             failed = True
+        keep()
     return failed

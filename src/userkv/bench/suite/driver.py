@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,6 @@ from userkv.bench.suite.system import Sizes, System, SystemMissingError
 from userkv.bench.suite.workloads import TOKENS_PER_ITEM
 from userkv.bench.workload_file import write_workload
 from userkv.core.errors import InvalidSettingError
-
-VERSION = 1
-"""Of the file of results."""
 
 Figures = dict[str, float | None]
 
@@ -79,9 +75,17 @@ class Comparison:
         }
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Take over the runs that an interrupted call has saved, if they were of the same requests and sizes."""
-        if saved["requests"] == self.requests and saved["sizes"] == self.sizes:
-            self.runs = {name: list(entry["runs"]) for name, entry in saved["systems"].items()}
+        """Take over the runs that an interrupted call has saved, which are of the same requests.
+
+        Raises:
+            InvalidSettingError: the systems had other sizes.
+
+        """
+        if saved["sizes"] != self.sizes:
+            raise InvalidSettingError(
+                f"--resume: {self.scenario.name} was run with other sizes by another version; take it out of the file."
+            )
+        self.runs = {name: list(entry["runs"]) for name, entry in saved["systems"].items()}
 
 
 def run_comparisons(
@@ -143,21 +147,3 @@ def _run(comparison: Comparison, system: System, workload: Path, model: Path) ->
         print(f"userkv bench: {system.name} is left out of {comparison.scenario.name}: {error}", file=sys.stderr)
         return
     comparison.runs.setdefault(system.name, []).append(figures_of(report))
-
-
-def load_results(path: Path) -> dict[str, Any]:
-    """What an earlier call has written; {} if there is nothing.
-
-    Raises:
-        InvalidSettingError: the file is something else.
-
-    """
-    if not path.exists():
-        return {}
-    try:
-        results = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        results = None
-    if not isinstance(results, dict) or results.get("userkv_bench") != VERSION:
-        raise InvalidSettingError(f"--resume cannot go on with {path}: it is not what this `userkv bench` writes.")
-    return results

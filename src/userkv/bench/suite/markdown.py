@@ -45,10 +45,11 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 def goals_table(goals: list[Mapping[str, Any]]) -> str:
     """Goals, figures, and which are met."""
     lines = ["| what, by what | figure | goal | |", "|---|---:|---:|---|"]
-    words = {True: "met", False: "**missed**", None: "not measured"}
+    words = {True: "met", False: "**missed**"}
     for goal in goals:
         figure = "-" if goal["figure"] is None else f"{goal['figure']:.3g}"
-        lines.append(f"| {goal['name']} | {figure} | {goal['target']} | {words[goal['met']]} |")
+        without = f"not decided without {', '.join(goal['missing'])}" if goal["missing"] else "not measured"
+        lines.append(f"| {goal['name']} | {figure} | {goal['target']} | {words.get(goal['met'], without)} |")
     return "\n".join(lines)
 
 

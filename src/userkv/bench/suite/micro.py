@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from userkv.bench.suite.run import run_command
 
 SCRIPTS = {
     "pool_bandwidth": (),
@@ -40,17 +42,12 @@ def run_script(directory: Path, name: str, options: tuple[str, ...]) -> dict[str
     """The ``figures`` that a script writes.
 
     Raises:
-        RuntimeError: it has failed; with the end of what it has said.
+        RunFailedError: it has failed; with the end of what it has said.
 
     """
     with tempfile.TemporaryDirectory(prefix="userkv-bench-") as temporary:
         file = Path(temporary) / "figures.json"
         command = [sys.executable, str(directory / f"{name}.py"), "--json", str(file), *options]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"{name}.py was not done after {TIMEOUT_SECONDS:g} s") from error
-        if done.returncode:
-            raise RuntimeError(f"{name}.py ended with status {done.returncode}: {done.stderr[-2000:]}")
+        run_command(f"{name}.py", command, os.environ, TIMEOUT_SECONDS)
         figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["figures"]
         return figures

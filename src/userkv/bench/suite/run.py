@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from userkv.core.errors import UserKVError
 _LAST_WORDS = 6000
 """How much of what a failed replay has said is shown, characters."""
 
+_INTERRUPTED_SECONDS = 8.0
+"""For what is interrupted to take down what it has started: an engine's processes, a Mooncake master."""
+
 _GRACE_SECONDS = 5.0
 """For what a replay that has ended leaves behind, such as Python's own process that frees shared memory."""
 
@@ -27,6 +30,9 @@ _KILLED_SECONDS = 5.0
 """For the system to bury what was killed."""
 
 _ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "ERROR"}
+
+_DECIDES = ("VLLM_", "USERKV_", "KV_MANAGER_FOR_GR", "MOONCAKE_", "MC_", "LMCACHE_")
+"""How variables begin that change what a system does. Those of the caller do not count, but for where files lie."""
 
 
 class RunFailedError(UserKVError):
@@ -61,7 +67,11 @@ def run_system(
         report = Path(temporary) / "report.json"
         with system.prepare(sizes, directory) as prepared:
             command = replay_command(prepared, workload, sizes, model, concurrency, report)
-            _run(system.name, command, os.environ | _ENVIRONMENT | dict(prepared.env), timeout_s)
+            kept = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDES)}
+            kept |= {name: os.environ[name] for name in ("USERKV_HOME",) if name in os.environ}
+            run_command(
+                f"the replay through {system.name}", command, {**kept, **_ENVIRONMENT, **prepared.env}, timeout_s
+            )
             found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
             found["pool"] = asdict(prepared.counters(found))
     return found
@@ -89,8 +99,19 @@ def replay_command(
     return [*command, *prepared.options]
 
 
-def _run(name: str, command: Sequence[str], env: dict[str, str], timeout_s: float) -> None:
-    """Run a command to its end; whatever happens here, it and all that it has started end, too."""
+def run_command(what: str, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
+    """Run a command to its end; whatever happens here, it and all that it has started end, too.
+
+    Args:
+        what: for messages.
+        command: its words.
+        env: all of its environment.
+        timeout_s: seconds until it counts as failed.
+
+    Raises:
+        RunFailedError: it has failed; with the end of what it has said.
+
+    """
     with tempfile.TemporaryFile() as words:
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True
@@ -100,17 +121,23 @@ def _run(name: str, command: Sequence[str], env: dict[str, str], timeout_s: floa
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = process.wait(timeout_s)
         finally:
-            _end_group(process, _GRACE_SECONDS if status is not None else 0.0)
+            try:
+                if status is None:
+                    process.send_signal(signal.SIGINT)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_INTERRUPTED_SECONDS)
+            finally:
+                _end_group(process)
         if status != 0:
             words.seek(0)
             said = words.read().decode("utf-8", "replace").strip()[-_LAST_WORDS:]
             reason = f"was not done after {timeout_s:g} s" if status is None else f"ended with status {status}"
-            raise RunFailedError(f"The replay through {name} {reason}; it said:\n{said}")
+            raise RunFailedError(f"{what[0].upper()}{what[1:]} {reason}; it said:\n{said}")
 
 
-def _end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of a process and its group, which has the engine's processes, after some time to end."""
-    if not _is_gone(process.pid, grace_s):
+    if process.poll() is None or not _is_gone(process.pid, _GRACE_SECONDS):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     process.wait()

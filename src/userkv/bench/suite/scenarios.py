@@ -123,7 +123,7 @@ SCENARIOS = (
         "every user's first request",
         _generated(workloads.cold),
         120,
-        ("apc", "userkv-hbm", "userkv-local"),
+        ("apc", "userkv-hbm", "userkv-local", "userkv-mooncake"),
     ),
     Scenario(
         ORDINARY,

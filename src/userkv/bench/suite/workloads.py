@@ -17,6 +17,7 @@ from userkv.bench.candidates import CandidateSampler
 from userkv.bench.generator import GeneratorSettings, generate, zipf_shares
 from userkv.bench.sources import read_events
 from userkv.bench.workload import GrowingHistory, WorkRequest, build_requests
+from userkv.core.errors import InvalidSettingError
 
 ITEMS = 100_000
 TOKENS_PER_ITEM = 2
@@ -183,8 +184,16 @@ def otto(data: Path, requests: int) -> Iterator[WorkRequest]:
 
 
 def conversations(data: Path, requests: int) -> Iterator[WorkRequest]:
-    """Mooncake's public trace of conversations: nobody is named, and prompts share what they begin with."""
-    with (data / "mooncake-traces" / "conversation_trace.jsonl").open(encoding="utf-8") as lines:
+    """Mooncake's public trace of conversations: nobody is named, and prompts share what they begin with.
+
+    Raises:
+        InvalidSettingError: there is no trace in ``data``.
+
+    """
+    file = data / "mooncake-traces" / "conversation_trace.jsonl"
+    if not file.is_file():
+        raise InvalidSettingError(f"--data: there is no {file}; leave the scenario out, or fetch it.")
+    with file.open(encoding="utf-8") as lines:
         traced = (json.loads(line) for line in lines)
         short = (request for request in traced if 2 <= len(request["hash_ids"]) <= TRACE_HASHES)
         for number, request in enumerate(islice(short, requests)):

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from userkv.core.policies.adaptive import AdaptiveUserPolicy
@@ -14,20 +15,21 @@ from userkv.core.policies.policy import EvictionPolicy
 LRU, ADAPTIVE, FREQUENCY = "lru", "adaptive", "frequency"
 DEFAULT = ADAPTIVE
 
-POLICIES: dict[str, Callable[[float], EvictionPolicy[Any]]] = {
+POLICIES: dict[str, Callable[[float, float], EvictionPolicy[Any]]] = {
     ADAPTIVE: AdaptiveUserPolicy,
-    FREQUENCY: lambda capacity: AdaptiveUserPolicy(capacity, half_lives=(32.0,)),
-    LRU: lambda capacity: UserKVLRUManager(),
+    FREQUENCY: lambda capacity, max_users: AdaptiveUserPolicy(capacity, max_users, half_lives=(32.0,)),
+    LRU: lambda capacity, max_users: UserKVLRUManager(),
 }
-"""Makes an empty policy of a name, for a cache of a capacity."""
+"""Makes an empty policy of a name, for a cache of a capacity that holds so many users at most."""
 
 
-def make_policy(name: str, capacity: float) -> EvictionPolicy[Any]:
+def make_policy(name: str, capacity: float, max_users: int = 0) -> EvictionPolicy[Any]:
     """An empty policy.
 
     Args:
         name: one of :data:`POLICIES`.
         capacity: of the cache, in the unit of the sizes that the policy will be told.
+        max_users: how many users it holds at most; 0 = no limit.
 
     """
-    return POLICIES[name](capacity)
+    return POLICIES[name](capacity, max_users or inf)

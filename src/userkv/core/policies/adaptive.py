@@ -1,5 +1,7 @@
 """The default order of eviction: recent and frequent users stay, in the mixture that would have hit most of late."""
 
+from math import inf
+
 from userkv.core.policies.idle_users import IdleUsers
 from userkv.core.policies.policy import EvictionPolicy, K
 from userkv.core.policies.shadow import Shadow
@@ -15,6 +17,9 @@ MOST_SHADOW_USERS = 256
 """Beyond, the shadows watch half of the users, and so on: how well a cache does shows in a sample of its users
 (Waldspurger et al., "Cache Modeling and Optimization using Miniature Simulations", USENIX ATC 2017)."""
 
+LEAST_SHADOW_USERS = 64
+"""Below, they watch twice as many again."""
+
 
 class AdaptiveUserPolicy(EvictionPolicy[K]):
     """Evicts the user whose decayed number of requests is the least, with the half-life that suits the traffic.
@@ -26,13 +31,16 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
 
     Args:
         capacity: what the cache holds, in the unit of the sizes that :meth:`note_request` is given.
+        max_users: how many users it holds at most.
         half_lives: in turnovers; a single one makes a policy that does not adapt.
 
     """
 
-    def __init__(self, capacity: float, half_lives: tuple[float, ...] = HALF_LIVES) -> None:
+    def __init__(self, capacity: float, max_users: float = inf, half_lives: tuple[float, ...] = HALF_LIVES) -> None:
         self._worth = RequestWorth(half_lives)
-        self._shadows: list[Shadow[K]] = [Shadow(capacity, self._worth, which) for which in range(len(half_lives))]
+        self._shadows: list[Shadow[K]] = [
+            Shadow(capacity, self._worth, which, max_users) for which in range(len(half_lives))
+        ]
         self._gains = [0.0] * len(half_lives)
         self._rate = 1
         self._time = 0.0
@@ -57,10 +65,15 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
         best = max(self._gains)
         if self._gains[self._chosen] < best:
             self._chosen = self._gains.index(best)
-        if len(self._shadows[self._chosen]) > MOST_SHADOW_USERS:
+        watched = len(self._shadows[self._chosen])
+        if watched > MOST_SHADOW_USERS:
             self._rate *= 2
             for shadow in self._shadows:
                 shadow.halve(self._is_watched)
+        elif watched < LEAST_SHADOW_USERS and self._rate > 1:
+            self._rate //= 2
+            for shadow in self._shadows:
+                shadow.double()
 
     def add(self, user: K) -> None:
         if user in self._users:

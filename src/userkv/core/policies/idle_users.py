@@ -7,8 +7,8 @@ from typing import Generic
 from userkv.core.policies.policy import K
 from userkv.core.policies.worth import RequestWorth
 
-SAMPLE = 16
-"""Users that are compared to find one to evict. The least of 16 is among the least 6 % on average, and an order that is
+SAMPLE = 12
+"""Users that are compared to find one to evict. The least of 12 is among the least 8 % on average, and an order that is
 always right would have to be kept up at every request, for every half-life."""
 
 FEW = 24

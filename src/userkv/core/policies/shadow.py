@@ -1,6 +1,7 @@
 """A cache that holds nothing: it only tells how much another order of eviction would have hit."""
 
 from collections.abc import Callable
+from math import inf
 from typing import Generic
 
 from userkv.core.policies.idle_users import IdleUsers
@@ -17,11 +18,13 @@ class Shadow(Generic[K]):
         capacity: of the cache, in the unit of the sizes.
         worth: of users.
         which: the number of the half-life that decides.
+        max_users: how many users the cache holds at most.
 
     """
 
-    def __init__(self, capacity: float, worth: RequestWorth, which: int) -> None:
+    def __init__(self, capacity: float, worth: RequestWorth, which: int, max_users: float = inf) -> None:
         self._capacity = capacity
+        self._max_users = max_users
         self._which = which
         self._sizes: dict[K, float] = {}
         self._users: IdleUsers[K] = IdleUsers(worth)
@@ -45,16 +48,25 @@ class Shadow(Generic[K]):
         return min(held, size)
 
     def halve(self, keep: Callable[[K], bool]) -> None:
-        """Go on with half of the capacity, and with those users alone whom ``keep`` names."""
+        """Go on with half of the room, and with those users alone whom ``keep`` names."""
         for user in [user for user in self._sizes if not keep(user)]:
             self._drop(user)
         self._capacity /= 2
+        self._max_users /= 2
         self._keep_to_capacity()
 
+    def double(self) -> None:
+        """Go on with twice the room, for users who have not been told of."""
+        self._capacity *= 2
+        self._max_users *= 2
+
     def _keep_to_capacity(self) -> None:
-        while self._used > self._capacity:
+        while self._used > self._capacity or len(self._sizes) > self._max_users:
             victim = self._users.least(self._which)
             assert victim is not None
+            if self._used <= self._capacity:
+                self._drop(victim)
+                continue
             excess = self._used - self._capacity
             if self._sizes[victim] > excess:
                 self._sizes[victim] -= excess

@@ -29,6 +29,8 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from userkv.engine.pool.cores import spare_cores
+
 OBJECTS = "vllm:kv_offload_cpu_chunks"
 USED_BYTES = "vllm:kv_offload_cpu_bytes"
 """Gauges of the pool, on vLLM's way from the scheduler to Prometheus."""
@@ -59,6 +61,8 @@ class CopyingWorker(OffloadingWorker):
         self._caches = list(caches)
         self._host = [torch.zeros((chunks, cache.shape[1]), dtype=torch.int8) for cache in caches]  # Touched already.
         self._thread = ThreadPoolExecutor(1, "offload", initializer=torch.set_num_threads, initargs=(1,))
+        with spare_cores():  # As UserKV's own transfers.
+            self._thread.submit(int).result()
         self._running: dict[int, Future[TransferResult]] = {}
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
