@@ -106,7 +106,10 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=list(WINDOWS), help="items")
     parser.add_argument("--json", metavar="PATH", help="also write the figures there")
     args = parser.parse_args()
-    interactions = read_interactions(Path(args.data) / "movielens-latest-small")
+    log = Path(args.data) / "movielens-latest-small"
+    if not log.is_dir():
+        parser.error(f"there is no {log}; name the directory of the logs with --data")
+    interactions = read_interactions(log)
     cache = [
         {"every": every, "window": window, "cut": name, **hit_ratio(interactions, cut, every)}
         for every in args.every

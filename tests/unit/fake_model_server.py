@@ -20,6 +20,7 @@ class FakeModelServer:
     "torn" (the stream ends early), "garbage" (no JSON in the stream) or "hang". ``bodies`` are the requests, in order.
     ``tier_of`` says where users' cached tokens come from ("hbm", "dram" or "ssd"); ``None`` is a server that does not
     count them. The metrics page shows a request when the next one has come, as an engine's may. ``page`` replaces it.
+    ``api_key`` is asked for under ``/v1``.
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class FakeModelServer:
         self.tell_cached = True
         self.tier_of: dict[str, str] | None = None
         self.page: str | None = None
+        self.api_key: str | None = None
         self._counted: Counter[str] = Counter()
         self._shown: Counter[str] = Counter()
         self._prompts: dict[str, list[int]] = {}
@@ -49,7 +51,7 @@ class FakeModelServer:
         self._loop.close()
 
     async def _start(self) -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[self._authenticate])
         app.add_routes([web.get("/v1/models", self._models), web.post("/v1/completions", self._complete)])
         app.add_routes([web.get("/metrics", self._metrics)])
         self._runner = web.AppRunner(app, shutdown_timeout=0)
@@ -57,6 +59,14 @@ class FakeModelServer:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    @web.middleware
+    async def _authenticate(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        asked = self.api_key is not None and request.path.startswith("/v1")
+        if asked and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        answer: web.StreamResponse = await handler(request)
+        return answer
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from userkv import cli
-from userkv.core.errors import UserKVError
+from userkv.core.errors import InvalidSettingError, UserKVError
 from userkv.core.settings import CacheSettings
 from userkv.serving import banner, launch, pool_options, served_model
 from userkv.serving.launch import LaunchPlan
@@ -104,6 +104,21 @@ def test_bundled_models(monkeypatch: pytest.MonkeyPatch, model: str, argv: list[
     assert (result.model, result.served_name) == (model, argv[-1] if argv else "userkv-demo-ranker")
     assert values(result.vllm_arguments, "--dtype") == ["float32"]
     assert values(result.vllm_arguments, "--max-model-len") == ["16384"]
+
+
+def test_vllm_is_told_nothing_twice(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """It warns of options that it gets twice, as if somebody had made a mistake."""
+    (Path(model) / "config.json").write_text(json.dumps({"userkv_ranking": {}, "dtype": "float32"}))
+    monkeypatch.setattr(served_model, "ensure_demo_ranker", lambda: Path(model))
+    arguments = plan(["--max_model_len=2048"]).vllm_arguments
+    assert values(arguments, "--dtype") == ["float32"]
+    assert "--max-model-len" not in arguments
+    assert arguments[-1] == "--max_model_len=2048"
+
+
+def test_a_cache_larger_than_the_machine_is_refused_at_once(model: str) -> None:
+    with pytest.raises(InvalidSettingError, match=r"--kv-cache-gib 1e\+06 is more than this machine's memory"):
+        plan(["--model", model, "--kv-cache-gib", "1e6"])
 
 
 def test_limits_become_environment(model: str) -> None:

@@ -181,6 +181,15 @@ def test_no_user_reaches_the_server_without_users() -> None:
         assert "kv_transfer_params" not in server.bodies[0]
 
 
+def test_a_server_that_wants_a_key() -> None:
+    with FakeModelServer() as server:
+        server.api_key = "secret"
+        (record,) = drive(workload(["a"]), HttpTarget(server.url, api_key="secret"))
+        assert record.outcome.ok
+        with pytest.raises(InvalidSettingError, match=r"refuses the API key \(HTTP 401\); set --api-key"):
+            drive(workload(["a"]), HttpTarget(server.url))
+
+
 @pytest.mark.parametrize(
     ("trouble", "status", "message"),
     [

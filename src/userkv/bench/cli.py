@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from userkv.serving import pool_options
+from userkv.serving.rank_command import API_KEY
 
 if TYPE_CHECKING:  # argparse hides the type that add_subparsers() returns
     _SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -46,6 +47,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("--engine-arg", metavar="K=V", action="append", default=[], help="vLLM engine argument (offline; repeatable)")
     pool_options.add_options(parser, default="none")
     add("--model", metavar="NAME", help="name of the model on the server (default: its first one)")
+    add("--api-key", metavar="KEY", help=f"what the server was given as --api-key (default: ${API_KEY})")
     add("--no-users", action="store_true", help="name no users, so that only vLLM's own prefix cache is at work")
     add("--every", metavar="N", help="issue a request every N events of a user (logs; default 10)")
     add("--candidates", metavar="LO:HI", help="fresh candidates per request (logs; default 32:64)")

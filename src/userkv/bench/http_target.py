@@ -23,23 +23,34 @@ class HttpTarget:
 
     server: base address, such as http://127.0.0.1:8000 (a trailing /v1 is fine). model: its name; None asks the
     server for its first model. max_tokens: tokens to generate per request. timeout_s: seconds until a request counts
-    as failed.
+    as failed. api_key: what the server was given as --api-key.
     """
 
-    def __init__(self, server: str, *, model: str | None = None, max_tokens: int = 1, timeout_s: float = 300.0) -> None:
+    def __init__(
+        self,
+        server: str,
+        *,
+        model: str | None = None,
+        max_tokens: int = 1,
+        timeout_s: float = 300.0,
+        api_key: str | None = None,
+    ) -> None:
         self._base = server.rstrip("/").removesuffix("/v1")
         if not self._base.startswith(("http://", "https://")):
             raise InvalidSettingError(f"The server address must start with http:// or https://, not {server!r}.")
         self._model = model
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
         """Connects. Raises InvalidSettingError if the server is not there or does not know the model."""
         # No limit on connections: how many requests run at once is the driver's decision.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=self._timeout_s)
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            headers=self._headers,
         )
         try:
             async with self._session.get(f"{self._base}/v1/models") as response:
@@ -49,6 +60,8 @@ class HttpTarget:
             raise InvalidSettingError(
                 f"The server {self._base} cannot be reached ({reason}): start it or correct the address."
             ) from error
+        if status in (401, 403):
+            raise InvalidSettingError(f"{self._base} refuses the API key (HTTP {status}); set --api-key.")
         if status != 200:
             raise InvalidSettingError(f"{self._base} is no model server: it answers /v1/models with HTTP {status}.")
         try:

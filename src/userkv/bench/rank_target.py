@@ -21,9 +21,10 @@ CATALOGUE = ItemCodec(base=2**62, digits=1, reserved=0)
 """Stands in for a catalogue, which only the server has: an item is a token of its own."""
 
 
-async def find_ranking_model(server: str, timeout_s: float) -> RankInfo | None:
+async def find_ranking_model(server: str, timeout_s: float, api_key: str | None = None) -> RankInfo | None:
     """What the server's ranking model takes; None if it has none, is not there or is no server of ours."""
-    async with AsyncRankClient(server, timeout_s=min(timeout_s, _PROBE_SECONDS), retry=_ONCE) as client:
+    timeout_s = min(timeout_s, _PROBE_SECONDS)
+    async with AsyncRankClient(server, api_key=api_key, timeout_s=timeout_s, retry=_ONCE) as client:
         try:
             return await client.info()
         except RankError:
@@ -50,13 +51,15 @@ def codec_of(info: RankInfo) -> ItemCodec:
 class RankTarget:
     """Sends requests to ``POST {server}/v1/rank``. A ranking has no first token: its time to it is its latency.
 
-    server, model, timeout_s: as for HttpTarget. codec: what the prompts are made with; items are sent as lists of its
+    server, model, timeout_s, api_key: as for HttpTarget. codec: what the prompts are made with; items are sent as lists of its
     tokens, and as item ids if it is CATALOGUE.
     """
 
-    def __init__(self, server: str, codec: ItemCodec, *, model: str | None, timeout_s: float) -> None:
-        self._pages = HttpTarget(server, model=model, timeout_s=timeout_s)
-        self._client = AsyncRankClient(server, model=model, timeout_s=timeout_s, retry=_ONCE)
+    def __init__(
+        self, server: str, codec: ItemCodec, *, model: str | None, timeout_s: float, api_key: str | None = None
+    ) -> None:
+        self._pages = HttpTarget(server, model=model, timeout_s=timeout_s, api_key=api_key)
+        self._client = AsyncRankClient(server, model=model, timeout_s=timeout_s, api_key=api_key, retry=_ONCE)
         self._codec = codec
         self._nobody = f"userkv-replay-{uuid.uuid4().hex}"
 

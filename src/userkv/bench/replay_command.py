@@ -25,6 +25,7 @@ from userkv.core.errors import InvalidSettingError
 from userkv.core.items import ItemCodec
 from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, VOCAB_SIZE, ensure_demo_model
+from userkv.serving.rank_command import API_KEY
 
 DEFAULT_DIGITS = 2
 DEMO = "demo"
@@ -62,7 +63,7 @@ def replay_command(args: Namespace) -> int:
         codec = ItemCodec.for_vocab(vocab_size, digits or source.tokens_per_item or DEFAULT_DIGITS)
     if ranking is not None:
         timeout_s = options.number("--timeout", args.timeout)
-        target = RankTarget(args.server, codec, model=args.model, timeout_s=timeout_s)
+        target = RankTarget(args.server, codec, model=args.model, timeout_s=timeout_s, api_key=_api_key(args))
     meter = Meter(target, [options.whole_number("--cpu-of", pid) for pid in args.cpu_of], args.metrics)
     with pool_options.naming_flags(args, pool):
         records, readings = asyncio.run(_drive(Replay(source.requests, codec, target, settings), target, meter, codec))
@@ -124,7 +125,9 @@ def _target(
             raise InvalidSettingError(
                 "--engine-arg is for --offline: a server has been started with its arguments already."
             )
-        return HttpTarget(args.server, model=args.model, max_tokens=max_tokens, timeout_s=timeout_s)
+        return HttpTarget(
+            args.server, model=args.model, max_tokens=max_tokens, timeout_s=timeout_s, api_key=_api_key(args)
+        )
     from userkv.bench.engine_target import EngineTarget
 
     if args.model is not None:
@@ -138,11 +141,19 @@ def _target(
     return EngineTarget(model_dir, engine_args, users=not args.no_users, max_tokens=max_tokens, timeout_s=timeout_s)
 
 
+def _api_key(args: Namespace) -> str | None:
+    key: str | None = args.api_key if args.api_key is not None else os.environ.get(API_KEY)
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise InvalidSettingError("--api-key must be printable ASCII.")
+    return key
+
+
 def _ranking_model(args: Namespace) -> RankInfo | None:
     """What the server's ranking model takes; None if there is no such server, and completions are to be asked for."""
     if args.server is None:
         return None
-    found = asyncio.run(find_ranking_model(args.server, options.number("--timeout", args.timeout)))
+    timeout_s = options.number("--timeout", args.timeout)
+    found = asyncio.run(find_ranking_model(args.server, timeout_s, _api_key(args)))
     if found is not None and args.no_users:
         raise InvalidSettingError(
             "A ranking request names its user: leave --no-users out, and start the server with userkv serve --no-users."

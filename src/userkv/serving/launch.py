@@ -8,11 +8,13 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from userkv.core import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
@@ -153,9 +155,11 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         raise UserKVError(f"unexpected argument {passthrough[0]!r}; name the model with --model")
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
         raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
+    if on_cpu and args.kv_cache_gib is not None and args.kv_cache_gib * 2**30 > psutil.virtual_memory().total:
+        raise InvalidSettingError(f"--kv-cache-gib {args.kv_cache_gib:g} is more than this machine's memory; set less")
     environment = _environment(args, env)
     # vLLM takes underscores, and a part of the option ("--kv-transfer-config.kv_role"), too.
-    names = [re.split(r"[=.]", word)[0].replace("_", "-") for word in passthrough]
+    names = {re.split(r"[=.]", word)[0].replace("_", "-") for word in passthrough}
     theirs = any(name in pool_options.TRANSFER_OPTIONS for name in names)
     without = "--kv-transfer-config" if theirs else "--no-users" if args.no_users else ""
     pool = pool_options.pool_settings(args, env, without)
@@ -164,6 +168,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     if Path(model).is_dir():
         environment["HF_HUB_OFFLINE"] = env.get("HF_HUB_OFFLINE", "1")
     demo = args.model in (DEMO_MODEL_NAME, DEMO_RANKER_NAME)
+    ranking = ranking_arguments(Path(model))
     served_name = args.served_model_name or (args.model if demo else model)
     return LaunchPlan(
         model=model,
@@ -178,8 +183,8 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
             "--enable-prompt-tokens-details",
             "--enable-prefix-caching",
             *("--shutdown-timeout", str(SHUTDOWN_SECONDS)),
-            *(_as_options(DEMO_ENGINE_ARGUMENTS) if demo else ()),
-            *ranking_arguments(Path(model)),
+            *(_as_options(DEMO_ENGINE_ARGUMENTS, without={*names, *ranking}) if demo else ()),
+            *ranking,
             *pool_options.transfer_arguments(pool),
             *_kv_cache_arguments(args.kv_cache_gib, env, on_cpu),
             *(() if args.verbose else ("--uvicorn-log-level", "warning")),
@@ -189,12 +194,13 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
     )
 
 
-def _as_options(arguments: Mapping[str, object]) -> list[str]:
+def _as_options(arguments: Mapping[str, object], without: Set[str]) -> list[str]:
+    """Arguments as options, but those that are given otherwise: vLLM warns of options that it gets twice."""
     options = []
     for name, value in arguments.items():
-        options.append(f"--{name.replace('_', '-')}")
-        if value is not True:
-            options.append(str(value))
+        option = f"--{name.replace('_', '-')}"
+        if option not in without:
+            options += [option] if value is True else [option, str(value)]
     return options
 
 

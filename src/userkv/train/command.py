@@ -40,6 +40,10 @@ def train_command(args: Namespace) -> int:
     output = Path(args.output).expanduser().resolve()
     check_output(output)
     data = Path(args.data) if args.data else Path(os.environ.get(DATA_VARIABLE) or DEFAULT_DATA) / DEFAULT_LOG
+    if not args.data and not data.exists():
+        raise InvalidSettingError(
+            f"There is no {data}: name a log with --data, or the directory of {DEFAULT_LOG} with {DATA_VARIABLE}."
+        )
     interactions = read_interactions(data, args.format, skip_bad=args.skip_bad)
     progress = sys.stderr.isatty()
     began = time.perf_counter()

@@ -44,7 +44,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> str:
 
 def goals_table(goals: list[Mapping[str, Any]]) -> str:
     """Goals, figures, and which are met."""
-    lines = ["| what, by what | figure | goal | |", "|---|---:|---:|---|"]
+    lines = ["| what, divided by what | figure | goal | |", "|---|---:|---:|---|"]
     words = {True: "met", False: "**missed**"}
     for goal in goals:
         figure = "-" if goal["figure"] is None else f"{goal['figure']:.3g}"

@@ -148,10 +148,12 @@ class RankService:
         # A generated token, the label, needs a place, too.
         needed = len(token_ids) + labels
         if needed > self.max_model_len:
-            parts = f"{history_len} tokens of history and {needed - history_len} of candidates"
+            rest = needed - history_len
+            parts = f"{history_len} tokens of history" + (f" and {rest} of candidates" if rest else "")
             raise BadFieldError(
-                f"{parts} are more than the {self.max_model_len} that this server takes; send fewer, or raise "
-                "--max-model-len"
+                f"{parts} are more than the {self.max_model_len} that this server takes; send fewer, or start it with "
+                "a larger --max-model-len if the model takes more",
+                "history" if history_len > self.max_model_len - labels else "candidates",
             )
 
     async def _check_weights(self, wanted: str | None) -> None:
