@@ -37,7 +37,7 @@ from userkv.bench.workload_file import write_workload
 from userkv.serving.demo_model import ensure_model
 
 MODEL = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
-"""As in hbm_replay.py."""
+"""As in the suite: large enough that computing a history takes longer than the engine's overhead."""
 
 TOKEN_BYTES = 8192
 BLOCK = 128

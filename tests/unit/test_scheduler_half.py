@@ -11,7 +11,7 @@ from userkv.core.record import UserRecord
 from userkv.core.request import KVScope, UserKey
 from userkv.engine.pool import loads
 from userkv.engine.pool.agreement import ABSENT, UNKNOWN, PoolAnswer
-from userkv.engine.pool.asking import ANSWER_SECONDS
+from userkv.engine.pool.asking import ANSWER_SECONDS, MOST_QUESTIONS
 from userkv.engine.pool.loads import BAD_SECONDS
 from userkv.store.backend import Tier
 
@@ -138,6 +138,38 @@ class TestAsking:
         assert found == 22
         assert bench.pool.lookups == []
         bench.half.finished("1")
+
+    def test_what_was_saved_while_a_request_waited_is_found(self, bench: SchedulerBench) -> None:
+        """Two requests of a new user come at once. The second one waits until the first has been saved and left HBM."""
+        bench.arrive("1", HISTORY)
+        bench.asked().answer(ABSENT)
+        bench.arrive("2", HISTORY)
+        bench.asked().answer(ABSENT)
+        assert bench.find("1") == 0
+        bench.start("1", 0)
+        bench.finish("1")
+        bench.step()
+        bench.clock.now += 0.1
+        bench.save()
+        bench.evict()
+        assert bench.find("2") is None
+        bench.asked().answer(FULL)
+        assert bench.find("2") == 22
+        bench.half.finished("2")
+
+    def test_saves_do_not_keep_a_request_waiting_for_ever(self, bench: SchedulerBench) -> None:
+        bench.arrive("patient", HISTORY)
+        bench.asked().answer(ABSENT)
+        for number in range(2 * MOST_QUESTIONS):
+            bench.run(str(number), [*HISTORY[:4], number], answer=ABSENT)
+            bench.clock.now += 0.1
+            bench.save()
+            bench.evict()
+            if bench.find("patient") is None:
+                bench.asked().answer(answer_of(record_of(HISTORY[:4])))
+        assert bench.find("patient") == 4
+        assert bench.pool.lookups == []
+        bench.half.finished("patient")
 
     def test_a_request_counts_once(self, bench: SchedulerBench) -> None:
         """It may be preempted, and get blocks again."""

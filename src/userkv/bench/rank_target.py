@@ -51,8 +51,8 @@ def codec_of(info: RankInfo) -> ItemCodec:
 class RankTarget:
     """Sends requests to ``POST {server}/v1/rank``. A ranking has no first token: its time to it is its latency.
 
-    server, model, timeout_s, api_key: as for HttpTarget. codec: what the prompts are made with; items are sent as lists of its
-    tokens, and as item ids if it is CATALOGUE.
+    server, model, timeout_s, api_key: as for HttpTarget. codec: what the prompts are made with; items are sent as lists
+    of its tokens, and as item ids if it is CATALOGUE.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ SCRIPTS = {
 QUICK: dict[str, tuple[str, ...]] = {
     "pool_bandwidth": ("--repeats", "5"),
     "pool_bandwidth_mooncake": ("--repeats", "5"),
-    "scheduler_cost": ("--repeat", "40"),
+    "scheduler_cost": ("--repeat", "25"),
     "table_scale": (),
-    "layerwise_overlap": ("--pools", "mooncake", "--rounds", "3"),
+    "layerwise_overlap": ("--pools", "mooncake", "--rounds", "2", "--history", "3072"),
 }
 
 TIMEOUT_SECONDS = 600.0

@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from userkv.bench.suite.system import Prepared, Sizes, System
 from userkv.core.errors import UserKVError
 
@@ -147,11 +149,21 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 def _is_gone(group: int, patience_s: float) -> bool:
     """Whether a process group has no members any more, after some time to end."""
     deadline = time.monotonic() + patience_s
+    while _has_members(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _has_members(group: int) -> bool:
+    """Whether any process of a group runs; those that have ended and wait to be buried do not."""
     try:
         os.killpg(group, 0)
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            os.killpg(group, 0)
     except ProcessLookupError:
-        return True
+        return False
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
     return False

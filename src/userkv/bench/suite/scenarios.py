@@ -146,30 +146,30 @@ SCENARIOS = (
 )
 """In the order in which they run."""
 
-_FEW_USERS = 12
+_FEW_USERS = 8
 
 QUICK_SCENARIOS = (
     Scenario(
         GR,
-        "12 users, stable histories, pool for all",
+        "8 users, stable histories, pool for all",
         _generated(partial(workloads.recommender, users=_FEW_USERS)),
-        48,
+        32,
         (*NO_CACHE, *APC, "mooncake-store-connector", "userkv-hbm", "userkv-mooncake"),
-        fewer={"no-cache": 8},
+        fewer={"no-cache": 6},
     ),
     Scenario(
         SMALL,
-        "the same, pool of 96 MiB (for 65 %)",
+        "the same, pool of 64 MiB (for 70 %)",
         _generated(partial(workloads.recommender, users=_FEW_USERS)),
-        40,
+        24,
         ("mooncake-store-connector", "userkv-local"),
-        96 * MIB,
+        64 * MIB,
     ),
     Scenario(
         VISITS,
         "one visit per second",
         _generated(partial(workloads.visits, users=_FEW_USERS)),
-        12,
+        8,
         ("mooncake-store-connector",),
         concurrency=None,
     ),
@@ -177,12 +177,12 @@ QUICK_SCENARIOS = (
         SESSIONS,
         "the same visits, histories brought in two seconds ahead",
         _generated(partial(workloads.sessions, users=_FEW_USERS)),
-        24,
+        16,
         ("userkv-local",),
         concurrency=None,
     ),
-    Scenario(COLD, "every user's first request", _generated(workloads.cold), 8, ("apc", "userkv-local")),
-    Scenario(ORDINARY, "nobody is named", _generated(_anonymous), 8, ("apc", "userkv-hbm")),
+    Scenario(COLD, "every user's first request", _generated(workloads.cold), 5, ("apc", "userkv-local")),
+    Scenario(ORDINARY, "nobody is named", _generated(_anonymous), 5, ("apc", "userkv-hbm")),
 )
 """Each goal once, in ten minutes, most of which engines take to start. So few requests are mostly a user's first or
 second: they say that the systems run and roughly how they compare, not what they gain in the long run."""

@@ -13,6 +13,9 @@ from userkv.engine.pool.saves import History, Save
 ANSWER_SECONDS = 5.0
 """How long an answer about a waiting request is trusted; Mooncake's leases, which keep its extents there, last 10 s."""
 
+MOST_QUESTIONS = 4
+"""How often a request asks because its user was saved meanwhile, at most."""
+
 
 @dataclass(slots=True, eq=False)
 class Asking:

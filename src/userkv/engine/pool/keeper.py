@@ -71,9 +71,13 @@ class PoolKeeper:
 
     def trusts(self, key: UserKey, asked_at: float) -> bool:
         """Whether an answer to a question of ``asked_at`` still holds: no save of this user has ended since."""
+        return self.saved_since(key, asked_at) == 0
+
+    def saved_since(self, key: UserKey, asked_at: float) -> int:
+        """The tokens of the user's entry that was saved, if a save has ended since ``asked_at``; otherwise 0."""
         self._note_ended()
         checked = self._checked.get(key)
-        return checked is None or checked.saved_at < asked_at
+        return 0 if checked is None or checked.saved_at < asked_at else checked.entry.num_tokens
 
     def written(self, key: UserKey, entry: UserEntry) -> None:
         """A save that ran beside the forward pass has become this entry."""

@@ -15,7 +15,7 @@ from userkv.core.load_plan import plan_load
 from userkv.core.request import UserKey
 from userkv.core.user_cache import UserCache, UserLookup
 from userkv.engine.pool.agreement import AgreedPool, PoolAnswer
-from userkv.engine.pool.asking import Asking
+from userkv.engine.pool.asking import MOST_QUESTIONS, Asking
 from userkv.engine.pool.keeper import PoolKeeper
 from userkv.engine.pool.loads import Load, PoolLoads
 from userkv.engine.pool.messages import StepJobs
@@ -103,6 +103,10 @@ class SchedulerHalf:
         if answer is None:
             return None
         hit = min(asking.common, wanted)
+        if hit < wanted and self._may_have_since(asking) > max(hit, local):
+            # Another request of this user was computed and saved while this one waited, and may have left HBM.
+            asking.ask(self._pool, self._block_size, now)
+            return None
         record = answer.usable
         if record is None or hit <= local or self._loads.is_bad(asking.user, record.generation):
             return 0
@@ -239,6 +243,12 @@ class SchedulerHalf:
         may_save = asking.namespace and asking.lookup.request.write
         if self._keeper is not None and entry is not None and asking.in_hbm and may_save:
             self._keeper.check(asking.history(entry), entry)
+
+    def _may_have_since(self, asking: Asking) -> int:
+        """How many tokens of the user the pool may have by now, since a save has ended after it was asked."""
+        if self._keeper is None or asking.times_asked >= MOST_QUESTIONS:
+            return 0  # Nobody waits for ever for a user who is saved again and again.
+        return self._keeper.saved_since(asking.lookup.key, asking.asked_at)
 
     def _trusted_answer(self, asking: Asking) -> PoolAnswer | None:
         """What the pool said of the user, unless something newer is known: a load that failed, a save that ended."""
