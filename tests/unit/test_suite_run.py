@@ -83,6 +83,16 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert not system.directory.exists()
 
 
+def test_the_callers_own_settings_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures would differ, and nobody could see why; files are where the caller has them."""
+    monkeypatch.setenv("USERKV_EVICTION_POLICY", "lru")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("USERKV_HOME", "/home/of/mine")
+    names = "('USERKV_EVICTION_POLICY', 'VLLM_CPU_KVCACHE_SPACE', 'USERKV_HOME')"
+    program = f"json.dump({{'put': 5, 'env': [os.environ.get(name) for name in {names}]}}, open(report, 'w'))"
+    assert run(FakeSystem(tmp_path, program))["env"] == [None, None, "/home/of/mine"]
+
+
 def test_a_replay_that_fails_is_quoted(tmp_path: Path) -> None:
     system = FakeSystem(tmp_path, "print('first words' + ' ' * 10_000)\nsys.exit('no such model')")
     with pytest.raises(RunFailedError, match="fake ended with status 1") as failure:
