@@ -24,7 +24,6 @@ costs CPU time takes it from the computation and hides nothing. On two cores vLL
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import threading
@@ -38,7 +37,8 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from userkv.serving.demo_model import VOCAB_SIZE, ensure_model
+from one_at_a_time import Asker, pool_engine
+
 from userkv.store.backend import Region, Tier
 from userkv.store.local import LocalBackend
 from userkv.store.regions import total_bytes
@@ -90,81 +90,37 @@ if BEHIND_LINK in os.environ:  # vLLM's processes run this file once more.
     put_behind_a_link()
 
 
-@contextmanager
-def engine(options: dict[str, Any], history: int, candidates: int) -> Iterator[Any]:
-    """An engine with room for one user."""
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
-
-    transfer = KVTransferConfig(
-        kv_connector="MooncakeUserStoreConnector",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=options,
-    )
-    tokens = history + candidates + BLOCK
-    llm = LLM(
-        str(ensure_model(MODEL, name="userkv-bench-deep")),
-        dtype="float32",
-        enforce_eager=True,
-        enable_prefix_caching=True,
-        disable_log_stats=True,
-        async_scheduling=False,
-        kv_cache_memory_bytes=GIB // 2,
-        max_model_len=tokens,
-        max_num_batched_tokens=tokens,
-        num_gpu_blocks_override=-(-tokens // BLOCK) + 2,
-        kv_transfer_config=transfer,
-    )
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-
-
 class Users:
     """Two users, asked for one at a time."""
 
     def __init__(self, llm: Any, history: int, candidates: int) -> None:
-        self._llm = llm
-        self._random = random.Random(1)
-        self._candidates = candidates
-        self._histories = {user: self._tokens(history) for user in ("one", "two")}
+        self._asker = Asker(llm, candidates)
+        self._histories = {user: self._asker.tokens(history) for user in ("one", "two")}
 
     def compute(self) -> None:
         """Compute both histories; they are in the pool afterwards."""
-        for user in self._histories:
-            self._ask(user)
+        for user, history in self._histories.items():
+            self._asker.ask(user, history)
             time.sleep(0.5)  # The save ends.
 
     def visit(self, times: Times) -> None:
         """Load each, and find each in HBM."""
         for user, history in self._histories.items():
             for row in ("loaded", "hit"):
-                seconds, cached = self._ask(user)
+                seconds, cached = self._asker.ask(user, history)
                 if cached != len(history):
                     raise SystemExit(f"{cached} of {len(history)} tokens came from a cache where all should: {row}")
                 times[row].append(seconds)
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(16, VOCAB_SIZE) for _ in range(count)]
-
-    def _ask(self, user: str) -> tuple[float, int]:
-        """Seconds to the first token, and the tokens that came from a cache."""
-        from vllm import SamplingParams
-
-        history = self._histories[user]
-        extra = {"kv_transfer_params": {"user_id": user, "history_len": len(history)}}
-        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
-        prompt = {"prompt_token_ids": history + self._tokens(self._candidates)}
-        start = time.perf_counter()
-        (output,) = self._llm.generate([prompt], [params], use_tqdm=False)
-        return time.perf_counter() - start, output.num_cached_tokens
-
 
 def measure(pool: str, mode: str, history: int, candidates: int, rounds: int) -> Times:
     times: Times = defaultdict(list)
-    with pool_options(pool) as options, engine({**options, **MODES[mode]}, history, candidates) as llm:
+    tokens = history + candidates + BLOCK
+    blocks = -(-tokens // BLOCK) + 2  # Room for one user.
+    with (
+        pool_options(pool) as options,
+        pool_engine(MODEL, "userkv-bench-deep", {**options, **MODES[mode]}, tokens, blocks) as llm,
+    ):
         users = Users(llm, history, candidates)
         users.compute()
         users.visit(defaultdict(list))  # Warms up.

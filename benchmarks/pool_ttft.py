@@ -10,79 +10,27 @@ then hit in HBM. The SSD figures are of a second engine whose pool has no memory
 import argparse
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from userkv.serving.demo_model import VOCAB_SIZE, ensure_model
+from one_at_a_time import Asker, pool_engine
 
 MODEL = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}
 LENGTHS = (1024, 2048, 4096)
+CANDIDATES = 32
+LONGEST = 4608
 BLOCKS = 40
 """Of 128 tokens: room for one user of the longest kind, not for two."""
 
 
-@contextmanager
-def engine(pool: dict[str, Any]) -> Iterator[Any]:
-    from vllm import LLM
-    from vllm.config import KVTransferConfig
-
-    transfer = KVTransferConfig(
-        kv_connector="MooncakeUserStoreConnector",
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=pool,
-    )
-    llm = LLM(
-        str(ensure_model(MODEL, name="userkv-bench")),
-        dtype="float32",
-        enforce_eager=True,
-        enable_prefix_caching=True,
-        disable_log_stats=True,
-        kv_cache_memory_bytes=2**28,
-        max_model_len=4608,
-        max_num_batched_tokens=4608,
-        num_gpu_blocks_override=BLOCKS,
-        kv_transfer_config=transfer,
-    )
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-
-
-class Asker:
-    """Sends one request at a time."""
-
-    def __init__(self, llm: Any, seed: int) -> None:
-        self._llm = llm
-        self._random = random.Random(seed)
-
-    def tokens(self, count: int) -> list[int]:
-        return [self._random.randrange(16, VOCAB_SIZE) for _ in range(count)]
-
-    def ask(self, user: str, history: list[int]) -> tuple[float, int]:
-        """Seconds to the first token, and how many tokens came from a cache."""
-        from vllm import SamplingParams
-
-        extra = {"kv_transfer_params": {"user_id": user, "history_len": len(history)}}
-        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False, extra_args=extra)
-        prompt = {"prompt_token_ids": history + self.tokens(32)}
-        start = time.perf_counter()
-        (output,) = self._llm.generate([prompt], [params], use_tqdm=False)
-        return time.perf_counter() - start, output.num_cached_tokens
-
-
 def measure(pool: dict[str, Any], rounds: int) -> dict[tuple[int, str], list[float]]:
     times: dict[tuple[int, str], list[float]] = defaultdict(list)
-    with engine(pool) as llm:
-        asker = Asker(llm, seed=1)
+    with pool_engine(MODEL, "userkv-bench", pool, LONGEST, BLOCKS) as llm:
+        asker = Asker(llm, CANDIDATES)
         for number in range(rounds + 1):
             for length in LENGTHS:
                 user, history = f"user-{length}-{number}", asker.tokens(length)
