@@ -34,6 +34,7 @@ class AskedLookup:
     uid: str
     namespace: str
     answer: Callable[[PoolAnswer], None]
+    counts: bool
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,16 @@ class FakeAgreedPool:
         self.commits: list[AskedCommit] = []
         self.removed: list[Extent] = []
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], *, patient: bool = False) -> None:
-        self.lookups.append(AskedLookup(uid, namespace, done))
+    def lookup(
+        self,
+        uid: str,
+        namespace: str,
+        done: Callable[[PoolAnswer], None],
+        *,
+        counts: bool = False,
+        patient: bool = False,
+    ) -> None:
+        self.lookups.append(AskedLookup(uid, namespace, done, counts))
 
     def commit(
         self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]

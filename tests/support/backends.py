@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from userkv.core.policies import ADAPTIVE
 from userkv.store.backend import PoolBackend, Region
 from userkv.store.local import LocalBackend
 from userkv.store.regions import region_of
@@ -103,6 +104,7 @@ BACKENDS: dict[str, Factory] = {
     "local, DRAM": lambda directory: closing(LocalBackend(BUDGET, None, 0)),
     "local, SSD": lambda directory: closing(LocalBackend(0, directory, BUDGET)),
     "local, DRAM and SSD": lambda directory: closing(LocalBackend(BUDGET // 4, directory, BUDGET)),
+    "local, adaptive": lambda directory: closing(LocalBackend(BUDGET // 4, directory, BUDGET, policy=ADAPTIVE)),
     **MOONCAKE,
 }
 """Backends that the contract's tests run over. Those that need servers are in :data:`SLOW` too."""

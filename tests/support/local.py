@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.backends import filled
+from userkv.core.policies import LRU
 from userkv.store.backend import Tier
 from userkv.store.local import LocalBackend
 
@@ -14,10 +15,14 @@ PAGE = 4096
 
 @contextmanager
 def open_local(
-    dram_bytes: int, directory: Path | None = None, ssd_bytes: int = 64 << 20, page_bytes: int = PAGE
+    dram_bytes: int,
+    directory: Path | None = None,
+    ssd_bytes: int = 64 << 20,
+    page_bytes: int = PAGE,
+    policy: str = LRU,
 ) -> Iterator[LocalBackend]:
     """A backend, closed at the end."""
-    backend = LocalBackend(dram_bytes, directory, ssd_bytes, page_bytes)
+    backend = LocalBackend(dram_bytes, directory, ssd_bytes, page_bytes, policy)
     try:
         yield backend
     finally:

@@ -50,7 +50,7 @@ class OraclePool:
 
     # What the scheduler's half calls.
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], *, patient: bool = False) -> None:
+    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], **how: bool) -> None:
         self._answers.append(lambda: done(self._look(uid, namespace)))
 
     def commit(

@@ -46,6 +46,15 @@ def within_budgets(backend: PoolBackend) -> bool:
     return all(not tier.budget or tier.used <= tier.budget for tier in backend.usage())
 
 
+def test_requests_may_be_told_of_at_any_time_and_change_nothing(backend: PoolBackend) -> None:
+    backend.note_request("u")
+    memory = put(backend, "u", "k", 5000)
+    for user in ("u", "nobody"):
+        backend.note_request(user)
+    assert backend.locate("u", ["k"]) != [None]
+    assert read(backend, "u", "k", 5000) == memory.data
+
+
 @pytest.mark.parametrize("nbytes", [1, 4096, 100_003, 1_500_000])
 def test_what_was_put_comes_back(backend: PoolBackend, nbytes: int) -> None:
     memory = put(backend, "u", "k", nbytes)

@@ -12,8 +12,10 @@ from tests.support.backends import Memory, filled, read
 from tests.support.crowd import Crowd
 from tests.support.local import PAGE, contents, files_of, open_local, put, settle
 from userkv.core.errors import InvalidSettingError
+from userkv.core.policies import ADAPTIVE, LRU
 from userkv.store.backend import ObjectMissingError, PoolFullError, Tier
-from userkv.store.local import LocalBackend, check_directory, tiers
+from userkv.store.local import LocalBackend, check_directory, index, tiers
+from userkv.store.local.index import Entry
 from userkv.store.local.ssd_files import USER_BYTES, file_cost
 from userkv.store.local.writer import Writer
 
@@ -100,6 +102,82 @@ def test_a_restart_keeps_the_order_of_use_and_the_budget(tmp_path: Path) -> None
         assert here == ["a", "b"]
         assert backend.counters()["ssd_evictions"] == 2
         assert len(files_of(tmp_path)) == 2
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was just used is spared no more than others."""
+    monkeypatch.setattr(index, "GRACE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize(
+    ("dram", "ssd"), [pytest.param(400_000, 0, id="DRAM"), pytest.param(0, 420_000, id="SSD"), (200_000, 420_000)]
+)
+def test_who_is_asked_for_often_stays_where_the_policy_counts(dram: int, ssd: int, tmp_path: Path) -> None:
+    """Room for four: one user comes every sixth time, all others once. LRU loses him each time."""
+    hits = {}
+    for policy in (LRU, ADAPTIVE):
+        directory = tmp_path / policy
+        directory.mkdir()
+        with open_local(dram, directory if ssd else None, ssd, policy=policy) as backend:
+            found = []
+            for number in range(400):
+                user = f"other {number}" if number % 6 else "regular"
+                backend.note_request(user)
+                found += [backend.locate(user, [user]) != [None]] if number % 6 == 0 else []
+                if backend.locate(user, [user]) == [None]:
+                    put(backend, user, user, 90_000)
+            hits[policy] = sum(found[20:]) / len(found[20:])
+            settle(backend)
+            backend._index.check_integrity()
+    assert hits[LRU] == 0
+    assert hits[ADAPTIVE] > 0.9
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_a_restart_keeps_the_order_of_use_where_the_policy_counts(tmp_path: Path) -> None:
+    with open_local(2 * MIB, tmp_path, policy=ADAPTIVE) as backend:
+        for user in "abcd":
+            put(backend, user, user, 400_000)
+        settle(backend)
+        for user in "ccdbacb":
+            backend.note_request(user)
+            backend.locate(user, [user])
+    with open_local(2 * MIB, tmp_path, ssd_bytes=900_000, policy=ADAPTIVE) as backend:
+        assert [user for user in "abcd" if backend.locate(user, [user]) != [None]] == ["b", "c"]
+
+
+@pytest.mark.parametrize("with_files", [False, True])
+def test_a_new_user_stays_until_what_is_found_of_him_is_read(with_files: bool, tmp_path: Path) -> None:
+    """All others have come more often; but between one of his objects and the next, others go."""
+    with open_local(*((0, tmp_path, 420_000) if with_files else (400_000,)), policy=ADAPTIVE) as backend:
+        for user in "abcd" * 3:
+            backend.note_request(user)
+        for user in "abcd":
+            put(backend, user, user, 90_000)
+        for number in "123":
+            for user in ("new", "other"):
+                put(backend, user, user + number, 40_000)
+        for user in ("new", "other"):
+            assert None not in backend.locate(user, [user + number for number in "123"])
+
+
+def test_a_wish_of_a_user_who_was_evicted_leaves_the_next_one_of_that_name_alone() -> None:
+    """The writer keeps users whom nobody holds; by their turn, they may be gone and others have their names."""
+    with open_local(MIB) as backend:
+        books = backend._index
+        with books.changed:
+            gone = books.hold_name(b"u")
+            books.release(gone)
+            there = books.hold_name(b"u")
+            block = books.allocate(there, 1000)
+            there.entries[b"k"] = Entry(b"k", 1000, block=block)
+            books.release(there)
+            books.hold(gone)
+            books.release(gone)
+            assert books.dram_victim() is there
+            books.check_integrity()
 
 
 def test_a_start_removes_what_a_crash_has_left_and_nothing_else(tmp_path: Path) -> None:
@@ -223,8 +301,9 @@ def test_who_puts_faster_than_the_ssd_writes_himself(tmp_path: Path, monkeypatch
         slow.set()
 
 
-def test_threads_leave_the_books_in_order(tmp_path: Path) -> None:
-    with open_local(2 * MIB, tmp_path, ssd_bytes=4 * MIB) as backend:
+@pytest.mark.parametrize("policy", [LRU, ADAPTIVE])
+def test_threads_leave_the_books_in_order(policy: str, tmp_path: Path) -> None:
+    with open_local(2 * MIB, tmp_path, ssd_bytes=4 * MIB, policy=policy) as backend:
         crowd = Crowd(backend, 4)
         time.sleep(1.5)
         crowd.join()

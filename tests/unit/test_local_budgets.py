@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.backends import read
 from tests.support.local import contents, disk_usage, files_of, put, settle
+from userkv.core.policies import POLICIES
 from userkv.store.backend import ObjectCorruptError, ObjectMissingError, PoolFullError, Tier
 from userkv.store.local import LocalBackend
 from userkv.store.local.ssd_files import ENTRY_BYTES
@@ -23,8 +24,13 @@ SIZES = st.sampled_from([0, 1, 1000, 4096, 9_000, 30_000, 70_000])
 class Pool(RuleBasedStateMachine):
     """A small pool, and what was put into it. Whatever is evicted, what comes back is right."""
 
-    @initialize(dram=st.sampled_from([0, 16_384, 65_536]), ssd=st.sampled_from([0, 50_000, 200_000]))
-    def start(self, dram: int, ssd: int) -> None:
+    @initialize(
+        dram=st.sampled_from([0, 16_384, 65_536]),
+        ssd=st.sampled_from([0, 50_000, 200_000]),
+        policy=st.sampled_from(list(POLICIES)),
+    )
+    def start(self, dram: int, ssd: int, policy: str) -> None:
+        self.policy = policy
         self.directory = Path(tempfile.mkdtemp(prefix="userkv-test-"))
         self.dram = dram or (0 if ssd else 65_536)
         self.ssd = ssd
@@ -35,7 +41,8 @@ class Pool(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        self.backend = LocalBackend(self.dram, self.directory if self.ssd else None, self.ssd, page_bytes=4096)
+        directory = self.directory if self.ssd else None
+        self.backend = LocalBackend(self.dram, directory, self.ssd, page_bytes=4096, policy=self.policy)
 
     @rule(user=USERS, nbytes=SIZES, full=st.sampled_from([False, False, False, True]))
     def put(self, user: str, nbytes: int, full: bool) -> None:
@@ -58,6 +65,10 @@ class Pool(RuleBasedStateMachine):
             self.records.setdefault(user, {None})
         else:
             self.records[user] = {data, None}
+
+    @rule(user=USERS)
+    def request(self, user: str) -> None:
+        self.backend.note_request(user)
 
     @rule(user=USERS)
     def get_record(self, user: str) -> None:

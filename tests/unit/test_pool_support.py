@@ -1,13 +1,17 @@
 """Pools that cannot work are refused before any process starts, with one sentence that says what to change."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.core.pool_settings import PoolSettings
+from userkv.engine.pool.backends import open_backend
 from userkv.serving.demo_model import ensure_demo_model
-from userkv.store.local import LocalBackend
+from userkv.store.local import LocalBackend, index
+from userkv.store.local.arena import PAGE
 
 
 def start(extra: dict[str, Any], transfer: dict[str, Any] | None = None, **engine: Any) -> Any:
@@ -49,6 +53,31 @@ def test_refused_with_one_sentence(
         start(extra, transfer, **engine)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "env", "stays"),
+    [
+        (1, {}, True),
+        (1, {"VLLM_ENABLE_USER_KV_LRU": "1"}, False),
+        (1, {"USERKV_EVICTION_POLICY": "lru"}, False),
+        (2, {}, False),
+    ],
+)
+def test_the_local_pool_evicts_by_the_policy_of_hbm_where_all_of_it_is_in_one_worker(
+    world_size: int, env: dict[str, str], stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_ENABLE_USER_KV_LRU", raising=False)
+    monkeypatch.delenv("USERKV_EVICTION_POLICY", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(index, "GRACE_SECONDS", 0.0)
+    settings = PoolSettings.from_extra_config({"local_dram_bytes": world_size * 4 * PAGE})
+    with closing(open_backend(settings, world_size, 0)) as backend:
+        for user in ["regular"] * 9 + list("abcdefgh"):
+            backend.note_request(user)
+            backend.put_record(user, user, b"r" * PAGE)
+        assert (backend.get_record("regular", "regular") is not None) == stays
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path, patched_vllm: pytest.MonkeyPatch) -> None:

@@ -131,8 +131,10 @@ class TestAsking:
     def test_an_answer_is_asked_for_again_once(self, bench: SchedulerBench) -> None:
         """Where steps take longer than answers are trusted, a request would ask for ever."""
         bench.arrive("1", HISTORY)
-        for _ in range(2):
-            bench.asked().answer(FULL)
+        for counts in (True, False):
+            asked = bench.asked()
+            assert asked.counts == counts, "a request counts once, however often it asks"
+            asked.answer(FULL)
             bench.clock.now += 2 * ANSWER_SECONDS
             found = bench.find("1")
         assert found == 22

@@ -31,6 +31,7 @@ from userkv.store.backend import (
 from userkv.store.faults import Hang, Raise
 from userkv.store.local import backend as local_backend
 from userkv.store.mooncake import connection
+from userkv.store.records import group_of
 
 
 @pytest.fixture
@@ -60,6 +61,16 @@ class TestAnswers:
         refused = bench.caller.ask(0, Commit, "u", NAMESPACE, record.encode("u", NAMESPACE), committed.generation)
         assert not refused.committed
         assert refused.reason
+
+    def test_the_first_question_of_a_request_counts_for_the_order_of_eviction(
+        self, open_worker: Opener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench = open_worker()
+        noted: list[str] = []
+        monkeypatch.setattr(bench.faulty, "note_request", noted.append)
+        bench.caller.ask(0, Lookup, "u", NAMESPACE)
+        bench.caller.ask(0, Lookup, "v", NAMESPACE, True)
+        assert noted == [group_of("v", NAMESPACE)]
 
     @pytest.mark.parametrize("data", [b"", b"x" * 2000, record_of(range(9)).encode("v", NAMESPACE)])
     def test_records_that_cannot_be_read(self, open_worker: Opener, data: bytes) -> None:

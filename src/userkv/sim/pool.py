@@ -13,7 +13,8 @@ class PoolSimulation:
     """A pool of whole users, which is asked for what HBM does not have and given what had to be computed.
 
     Only requests that HBM cannot serve whole are uses of the pool, as in the engine. Therefore the users whom HBM keeps
-    are the first to leave the pool, and the two tiers hold different users without having to talk about it.
+    are the first to leave the pool, and the two tiers hold different users without having to talk about it. The policy
+    is told what the local backend knows: how much those have whom it does not hold, it can only guess.
 
     Args:
         block_size: tokens per block.
@@ -49,7 +50,8 @@ class PoolSimulation:
         needed = len(request.history)
         in_hbm = self._hbm.request(request)
         if in_hbm < needed or self._sees_all:
-            self._policy.note_request(user, -(-needed // self._block_size))
+            average = sum(self._blocks.values()) // max(1, len(self._blocks))
+            self._policy.note_request(user, self._blocks.get(user, average))
             self._policy.discard(user)
         if in_hbm >= needed:
             if user in self._blocks and user not in self._policy:

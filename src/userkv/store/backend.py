@@ -65,7 +65,9 @@ class PoolBackend(ABC):
     - They return in bounded time, whatever the pool does, and raise nothing but the errors above.
     - ``user`` names the eviction group that an object belongs to; objects of one user are evicted together. It is any
       text and part of no key: two users' keys never meet because keys contain the user (``core/keys.py``).
-    - Reading or locating a user's objects, and writing one, counts as a use for the order of eviction.
+    - Who goes first is the backend's to say. It may go by uses (reading or locating a user's objects, or writing one)
+      or by requests (:meth:`note_request`), but does not evict a user between two uses that follow at once, if it can
+      evict others.
     """
 
     @property
@@ -79,6 +81,12 @@ class PoolBackend(ABC):
         Raises:
             PoolUnavailableError: the transport refuses the memory.
 
+        """
+
+    def note_request(self, user: str) -> None:  # noqa: B027 - most pools evict by an order of their own
+        """A request asks for ``user``, whether the pool has anything of him or not. Once per request.
+
+        Cheap, and nothing that can fail: it is for the order of eviction alone.
         """
 
     @abstractmethod

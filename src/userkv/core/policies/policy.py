@@ -10,12 +10,13 @@ K = TypeVar("K", bound=Hashable)
 class EvictionPolicy(ABC, Generic[K]):
     """Order of the users that may be evicted, and of no others.
 
-    The table adds a user when the last of his requests ends and discards him when one starts, so a policy never sees a
-    user it must skip: finding a victim needs no scan of all users. There is no separate question of admission: a user
-    who is worth less than all others is simply the first victim once he is idle.
+    A user is added when the last of his requests (in the pool: of the operations on his objects) ends, and discarded
+    when one starts, so a policy never sees a user it must skip: finding a victim needs no scan of all users. There is
+    no separate question of admission: a user who is worth less than all others is simply the first victim once he is
+    idle.
 
-    All operations are O(1) (or O(log n) where a policy needs an order of its own). Not thread-safe: the scheduler
-    thread owns it.
+    All operations are O(1) (or O(log n) where a policy needs an order of its own). Not thread-safe: the scheduler's
+    thread, or the lock of the pool's books, guards it.
     """
 
     def note_request(self, user: K, size: int) -> None:
@@ -23,7 +24,8 @@ class EvictionPolicy(ABC, Generic[K]):
 
         Args:
             user: who.
-            size: what his history takes when all of it is held, in the unit of the cache's capacity.
+            size: what his history takes when all of it is held, as well as that is known; in the unit of the cache's
+                capacity.
 
         """
 

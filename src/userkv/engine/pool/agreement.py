@@ -59,10 +59,24 @@ class AgreedPool:
         self.num_ranks = client.num_ranks
         self._client = client
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], *, patient: bool = False) -> None:
+    def lookup(
+        self,
+        uid: str,
+        namespace: str,
+        done: Callable[[PoolAnswer], None],
+        *,
+        counts: bool = False,
+        patient: bool = False,
+    ) -> None:
         """Ask rank 0 for the record, then all others whether they have their part of its extents.
 
-        With ``patient`` no request waits for the answer.
+        Args:
+            uid: whose record.
+            namespace: of which model and weights.
+            done: told the answer.
+            counts: this is the first question of a request, which is one for the order of eviction.
+            patient: no request waits for the answer.
+
         """
 
         def found(reply: Reply) -> None:
@@ -80,7 +94,7 @@ class AgreedPool:
             else:
                 self._ask_others(uid, namespace, record, reply.tiers, done)
 
-        self._client.call(0, Lookup, found, uid, namespace, patient=patient)
+        self._client.call(0, Lookup, found, uid, namespace, counts, patient=patient)
 
     def commit(
         self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]

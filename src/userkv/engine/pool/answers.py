@@ -26,6 +26,8 @@ def answer(store: MooncakeUserStore, call: Call) -> Reply:
     try:
         match call:
             case Lookup():
+                if call.counts:
+                    store.note_request(call.uid, call.namespace)
                 record = store.lookup(call.uid, call.namespace)
                 if record is None:
                     return Found(call.call_id, b"", ())

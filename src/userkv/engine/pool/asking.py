@@ -80,7 +80,7 @@ class Asking:
                 self.common, self.reads = common, reads
                 self.answer = answer  # Last: it is what the scheduler's thread looks at.
 
-        pool.lookup(self.uid, self.namespace, answered)
+        pool.lookup(self.uid, self.namespace, answered, counts=self.times_asked == 1)
 
     def holds_all(self, answer: PoolAnswer, now: float) -> bool:
         """Whether the pool has the whole history, by this answer of its; ``now`` in unix seconds."""

@@ -6,7 +6,9 @@ import psutil
 
 from userkv.core.breaker import CircuitBreaker
 from userkv.core.errors import InvalidSettingError
+from userkv.core.policies import LRU
 from userkv.core.pool_settings import PoolSettings
+from userkv.core.settings import CacheSettings
 from userkv.store.backend import PoolBackend
 from userkv.store.guarded import GuardedBackend
 from userkv.store.local import LocalBackend, check_directory
@@ -61,4 +63,6 @@ def _open(settings: PoolSettings, world_size: int, rank: int) -> PoolBackend:
         dram_bytes=settings.local_dram_bytes // world_size,
         directory=local_directory(settings, rank) if settings.local_ssd_bytes else None,
         ssd_bytes=settings.local_ssd_bytes // world_size,
+        # Only worker 0 hears of requests for users whom the pool does not know, and all must drop the same users.
+        policy=CacheSettings.from_env().policy if world_size == 1 else LRU,
     )

@@ -82,11 +82,12 @@ class Hello(msgspec.Struct, tag=True, array_like=True, frozen=True):
 
 
 class Lookup(msgspec.Struct, tag=True, array_like=True, frozen=True):
-    """Ask for a user's record and where this worker's extents are."""
+    """Ask for a user's record and where this worker's extents are; ``counts`` for a request that asks first."""
 
     call_id: int
     uid: str
     namespace: str
+    counts: bool = False
 
 
 class Locate(msgspec.Struct, tag=True, array_like=True, frozen=True):

@@ -1,7 +1,8 @@
 """The backend: the pool's contract over host memory and a directory of this process's own.
 
 What is put goes to memory and, soon after, to the SSD; what is read from the SSD comes back to memory. Whole users
-leave memory for the SSD and the SSD for good, least recently used first. Objects in both tiers count in both budgets.
+leave memory for the SSD, least recently used first, and the last tier for good, in the order of a policy. Objects in
+both tiers count in both budgets.
 """
 
 import time
@@ -11,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.policies import LRU
 from userkv.store.backend import PoolBackend, PoolUnavailableError, Region, Tier, TierUsage
 from userkv.store.checksum import prepare
 from userkv.store.local.arena import PAGE, Arena
@@ -47,20 +49,24 @@ class LocalBackend(PoolBackend):
         directory: for the SSD tier, for this process alone; ``None`` for none. What it holds from before is taken over.
         ssd_bytes: budget below the directory.
         page_bytes: see ``arena.py``.
+        policy: who leaves the last tier first (``core/policies``). Those that count requests know of them by
+            :meth:`note_request`.
 
     Raises:
         InvalidSettingError: the directory is in use or cannot be used, or there is not so much memory.
 
     """
 
-    def __init__(self, dram_bytes: int, directory: Path | None, ssd_bytes: int, page_bytes: int = PAGE) -> None:
+    def __init__(
+        self, dram_bytes: int, directory: Path | None, ssd_bytes: int, page_bytes: int = PAGE, policy: str = LRU
+    ) -> None:
         if dram_bytes < page_bytes and (directory is None or dram_bytes):
             raise InvalidSettingError(
                 f"local_dram_bytes is {dram_bytes}: set at least {page_bytes}, or 0 and a local_dir to use no memory"
             )
         prepare()
         self._dram_bytes = dram_bytes
-        self._index = Index(Arena(dram_bytes, page_bytes), ssd_bytes)
+        self._index = Index(Arena(dram_bytes, page_bytes), ssd_bytes if directory is not None else 0, policy)
         self._changed = self._index.changed
         self._running = 0
         self._closed = False
@@ -84,6 +90,10 @@ class LocalBackend(PoolBackend):
     @property
     def parallel_gets(self) -> int:
         return PARALLEL_GETS
+
+    def note_request(self, user: str) -> None:
+        with self._changed:
+            self._index.note_request(_digest(user))
 
     def put(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         with self._operation(user) as held:

@@ -8,10 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from userkv.core.errors import IntegrityError
+from userkv.core.policies import make_policy
+from userkv.core.policies.grace import GracePeriod
 from userkv.core.policies.lru import UserKVLRUManager
 from userkv.core.policies.policy import EvictionPolicy
 from userkv.store.local.arena import Arena, Block
 from userkv.store.local.ssd_files import USER_BYTES, file_cost
+
+GRACE_SECONDS = 2.0
+"""How long a user who was used stays if others can go: until a request that has found him here loads him, or the next
+of his objects comes. A policy that counts requests would drop a new user, who is worth least, between the two."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,10 +68,20 @@ class Index:
     """All users of a pool. Its lock, ``changed``, guards all of it: callers take it for every call and every look.
 
     A user with an operation in progress is *held*: in no order of eviction, so that whoever needs room finds a victim
-    at once. Being held and released is what counts as a use.
+    at once. Being held and released is a use.
+
+    Users leave the last tier, and so the pool, in the order of a policy. Memory above an SSD is where puts wait to be
+    written, so there it is the one used longest ago who goes: he was written long ago, too.
+
+    Args:
+        arena: the memory.
+        ssd_budget: bytes on the SSD; 0 if there is none.
+        policy: the name of the last tier's order. Orders know users by their names, so that somebody who comes back
+            after his eviction is the same user.
+
     """
 
-    def __init__(self, arena: Arena, ssd_budget: int) -> None:
+    def __init__(self, arena: Arena, ssd_budget: int, policy: str) -> None:
         self.changed = threading.Condition(threading.Lock())
         self.counts: Counter[str] = Counter()
         self.arena = arena
@@ -73,8 +89,9 @@ class Index:
         self.ssd_used = 0
         self.unwritten = 0
         self.holds = 0
-        self.dram_order: EvictionPolicy[User] = UserKVLRUManager()
-        self.ssd_order: EvictionPolicy[User] = UserKVLRUManager()
+        self._last_order = GracePeriod[bytes](make_policy(policy, ssd_budget or arena.budget), GRACE_SECONDS)
+        self._dram_order: EvictionPolicy[bytes] = UserKVLRUManager() if ssd_budget else self._last_order
+        self._ssd_order: EvictionPolicy[bytes] = self._last_order if ssd_budget else UserKVLRUManager()
         self._users: dict[bytes, User] = {}
 
     def __len__(self) -> int:
@@ -84,12 +101,30 @@ class Index:
         """The user, if it has anything."""
         return self._users.get(name)
 
+    def note_request(self, name: bytes) -> None:
+        """A request asks for a user. What somebody takes who is not here is not known: the average of those who are."""
+        user = self._users.get(name)
+        used = self.ssd_used if self.ssd_budget else self.arena.used
+        size = 0 if user is None else user.ssd if self.ssd_budget else user.dram
+        self._last_order.note_request(name, size or used // max(1, len(self._users)))
+
+    def dram_victim(self) -> User | None:
+        """Who leaves memory next; ``None`` if nobody can."""
+        name = self._dram_order.victim()
+        return None if name is None else self._users[name]
+
+    def ssd_victim(self) -> User | None:
+        """Who leaves the SSD next; ``None`` if nobody can."""
+        name = self._ssd_order.victim()
+        return None if name is None else self._users[name]
+
     def hold(self, user: User) -> None:
-        """Keep a user until it is released; calls nest."""
+        """Keep a user until it is released; calls nest. He may be gone already, and another one have his name."""
         self.holds += 1
         user.holds += 1
-        self.dram_order.discard(user)
-        self.ssd_order.discard(user)
+        if self._users.get(user.name) is user:
+            self._dram_order.discard(user.name)
+            self._ssd_order.discard(user.name)
 
     def hold_name(self, name: bytes) -> User:
         """Hold the user of this name, a new one if need be."""
@@ -100,18 +135,21 @@ class Index:
         return user
 
     def release(self, user: User) -> None:
-        """End a hold. After the last one, the user is the last in the orders of eviction, or gone if it has nothing."""
+        """End a hold. After the last one, the user has just been used and may be evicted; who has nothing is gone."""
         self.holds -= 1
         user.holds -= 1
         if user.holds:
             return
         self.changed.notify_all()
-        if user.dram:
-            self.dram_order.add(user)
-        if user.ssd:
-            self.ssd_order.add(user)
-        if not user.entries and self._users.get(user.name) is user:
+        if self._users.get(user.name) is not user:
+            return
+        if not user.entries:
             del self._users[user.name]
+            return
+        if user.dram:
+            self._dram_order.add(user.name)
+        if user.ssd:
+            self._ssd_order.add(user.name)
 
     def allocate(self, user: User, nbytes: int) -> Block | None:
         """Memory for an object of a user, or ``None``."""
@@ -158,7 +196,7 @@ class Index:
                 and user.dram == sum(block.cost for block in blocks)
                 and not any(block.readers or block.orphan for block in blocks)
                 and (user.files, user.ssd) == (len(files), sum(map(file_cost, files)) + USER_BYTES * bool(files))
-                and (user in self.dram_order, user in self.ssd_order) == (bool(blocks), bool(files))
+                and (user.name in self._dram_order, user.name in self._ssd_order) == (bool(blocks), bool(files))
             )
             if not right:
                 raise IntegrityError(f"user {user} is not in order")

@@ -44,6 +44,7 @@ class SsdTier:
                 for name, nbytes in found.objects:
                     user.entries[name] = Entry(name, nbytes, on_ssd=True)
                     index.count_file(user, nbytes)
+                index.note_request(user.name)  # Once each, in the order of their uses, which so goes on to count.
                 index.release(user)
         while index.ssd_used > index.ssd_budget and self.evict():
             pass
@@ -146,7 +147,7 @@ class SsdTier:
     def evict(self) -> int:
         """Remove the files of the user who goes next. Returns the bytes freed: 0 if nobody can go."""
         with self._index.changed:
-            victim = self._index.ssd_order.victim()
+            victim = self._index.ssd_victim()
             if victim is None:
                 return 0
             self._index.hold(victim)

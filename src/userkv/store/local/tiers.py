@@ -166,10 +166,10 @@ class Tiers:
                     self._index.counts["promotions"] += 1
 
     def empty_dram(self, deadline: float) -> None:
-        """Write all users to the SSD and forget them, least recently used first, until ``deadline`` (monotonic)."""
+        """Write all users to the SSD and forget them, in the order of eviction, until ``deadline`` (monotonic)."""
         while time.monotonic() < deadline:
             with self._index.changed:
-                user = self._index.dram_order.victim()
+                user = self._index.dram_victim()
                 if user is None:
                     return
                 self._index.hold(user)
@@ -223,7 +223,7 @@ class Tiers:
                 block = index.allocate(user, nbytes)
                 if block is not None:
                     return block
-                victim = index.dram_order.victim()
+                victim = index.dram_victim()
                 if victim is None:
                     if not self._wait(deadline):
                         return None
