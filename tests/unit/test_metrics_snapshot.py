@@ -27,7 +27,7 @@ def sent(users: UserCache, known: Sizes) -> tuple[dict[str, int] | None, Sizes]:
 
 def test_only_news_are_sent() -> None:
     users = UserCache(4, 10, NoBlocks(), CacheSettings())
-    first, sizes = sent(users, (-1, -1))
+    first, sizes = sent(users, (-1, -1, -1))
     assert first is not None
     assert set(first.values()) == {0}
     assert sent(users, sizes) == (None, sizes)
@@ -36,6 +36,6 @@ def test_only_news_are_sent() -> None:
     assert counted is not None
     assert counted["user_hits"] == 2
     assert sent(users, sizes) == (None, sizes)
-    grown, sizes = sent(users, (sizes[0] + 1, sizes[1]))
+    grown, sizes = sent(users, (sizes[0] + 1, *sizes[1:]))
     assert grown is not None
     assert grown["users"] == len(users.table) == 0

@@ -19,6 +19,7 @@ from userkv.core.block_table import BlockPool, UserBlockTable, UserEntry, longes
 from userkv.core.errors import IntegrityError
 from userkv.core.policies import make_policy
 from userkv.core.policies.policy import EvictionPolicy
+from userkv.core.prefix_share import PrefixShare
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.settings import CacheSettings
 from userkv.core.single_flight import SingleFlight
@@ -129,6 +130,7 @@ class UserCache:
             pool,
             policy if policy is not None else make_policy(settings.policy, num_blocks, self._max_users),
         )
+        self.share = PrefixShare(num_blocks)
         self.stats = UserCacheStats()
         self.listener: UserCacheListener | None = None
         self._block_size = block_size
@@ -207,6 +209,9 @@ class UserCache:
         lookup.counted = True
         self.table.note_request(lookup.key, len(lookup.history))
         if lookup.request.read:
+            cached = self._blocks_for(hit_tokens)
+            loaded = self._blocks_for(start_tokens) - cached
+            self.share.user_request(lookup.key, self._blocks_for(len(lookup.history)), cached, loaded)
             lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
             self.stats.history_tokens += len(lookup.history)
             self.stats.hit_tokens += hit_tokens
@@ -300,6 +305,7 @@ class UserCache:
             running.published = True
             self._flight.land(request_id)
         self._found.clear()
+        self.share.forget()
         self.table.clear()
         if self.listener is not None:
             self.listener.histories_forgotten()

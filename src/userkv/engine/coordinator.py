@@ -25,7 +25,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         super().__init__(*args, **kwargs)
         # One block of the pool is vLLM's null block, which no request can have.
         self.users = UserCache(self.block_size, self.block_pool.num_gpu_blocks - 1, self.block_pool, settings)
-        self.min_free_blocks = settings.min_free_blocks if settings.lru else 0
+        self._settings = settings
         self.blocks_asked_for = 0
         self._running: dict[str, Request] = {}
 
@@ -42,6 +42,16 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         if request.request_id not in self._running:
             self._running[request.request_id] = request
             self.users.start(request.request_id, lookup, hit_tokens, start_tokens)
+
+    def start_ordinary_request(self, request: Request, start_tokens: int) -> None:
+        """A request without a user has its blocks, and need not compute ``start_tokens`` tokens."""
+        self.users.share.ordinary_request(request.block_hashes, start_tokens // self.block_size)
+
+    def keep_free(self) -> None:
+        """Evict idle users where too few blocks are free: for requests to come, and for ordinary prefixes."""
+        if self._settings.lru:
+            wanted = max(self._settings.min_free_blocks, self.users.share.blocks)
+            self.users.keep_free(wanted - self.block_pool.get_num_free_blocks())
 
     def finish_user_request(self, request: Request) -> None:
         """The request's blocks are about to be freed: it ended, was aborted or preempted."""

@@ -69,8 +69,9 @@ class KVCacheManagerForGR(KVCacheManager):
                 return None
         if lookup is not None:
             self.coordinator.start_user_request(request, lookup, num_new_computed_tokens, start_tokens)
-        if self.coordinator.min_free_blocks:
-            self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
+        elif not request.num_computed_tokens and self.prefix_cache_lookup_enabled(request):
+            self.coordinator.start_ordinary_request(request, start_tokens)
+        self.coordinator.keep_free()
         return blocks
 
     def free(self, request: Request) -> None:

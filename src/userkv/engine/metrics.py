@@ -29,11 +29,12 @@ _COUNTERS = {
 _GAUGES = {
     "users": "Users whose history is in HBM.",
     "blocks": "KV blocks that hold users' histories.",
+    "prefix_share_blocks": "KV blocks kept free of users, for the prefixes of requests without a user.",
 }
 
 
-Sizes = tuple[int, int]
-"""Users whose history is in HBM, and KV blocks that hold it."""
+Sizes = tuple[int, int, int]
+"""Users whose history is in HBM, KV blocks that hold it, and those kept free of users for ordinary prefixes."""
 
 
 def attach_snapshot(stats: SchedulerStats, users: UserCache, known: Sizes) -> Sizes:
@@ -50,9 +51,9 @@ def attach_snapshot(stats: SchedulerStats, users: UserCache, known: Sizes) -> Si
         The present sizes.
 
     """
-    counts, sizes = users.stats.take(), (len(users.table), users.table.num_blocks)
+    counts, sizes = users.stats.take(), (len(users.table), users.table.num_blocks, users.share.blocks)
     if sizes != known or any(counts.values()):
-        snapshot = {**counts, "users": sizes[0], "blocks": sizes[1]}
+        snapshot = {**counts, **dict(zip(_GAUGES, sizes, strict=True))}
         stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), _KEY: snapshot}
     return sizes
 

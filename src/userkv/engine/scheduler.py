@@ -23,7 +23,7 @@ class GRSchedulerMixin(_Base):
     """Goes in front of any vLLM scheduler class."""
 
     kv_cache_manager: KVCacheManagerForGR
-    _sizes_sent: Sizes = (-1, -1)  # So that the metrics exist from the first step on.
+    _sizes_sent: Sizes = (-1, -1, -1)  # So that the metrics exist from the first step on.
 
     def add_request(self, request: Request) -> None:
         super().add_request(request)
