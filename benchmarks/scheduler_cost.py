@@ -43,11 +43,14 @@ ORDINARY = 8
 """Ordinary requests that decode together."""
 
 MANAGER_CALLS = {"arrived": "lookup", "must_wait": "lookup"}
-COORDINATOR_CALLS = {"find_user_cache_hit": "lookup", "start_user_request": "lookup", "finish_user_request": "keep"} | {
+COORDINATOR_CALLS = {
+    "find_user_cache_hit": "lookup",
+    "start_user_request": "lookup",
     "start_ordinary_request": "keep",
-    "keep_free": "keep",
+    "spare_prefixes": "keep",
+    "finish_request": "keep",
 }
-USERS_CALLS = {"unpublished": "step", "publish": "keep", "make_room": "keep"}
+USERS_CALLS = {"unpublished": "step", "publish": "keep", "keep_free": "keep", "make_room": "keep"}
 CONNECTOR_CALLS = {
     "on_new_request": "lookup",
     "get_num_new_matched_tokens": "lookup",

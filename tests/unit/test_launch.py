@@ -296,7 +296,8 @@ def example(host: str = "127.0.0.1", *, users: bool = True) -> LaunchPlan:
 def test_banner() -> None:
     text = banner.render_banner(example(), CacheSettings(max_users=5, min_free_blocks=3), METRICS)
     assert "2048 blocks of 128 tokens, 262144 tokens in all" in text
-    assert "at most 5 (VLLM_USER_KV_LRU_MAX_USERS), 3 blocks kept free" in text
+    assert "at most 5 (VLLM_USER_KV_LRU_MAX_USERS), blocks kept free: 3 (" in text
+    assert "as many as ordinary prefixes need" in banner.render_banner(example(), CacheSettings(), METRICS)
     assert text.splitlines()[-1].startswith("curl ")
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from userkv.core import prefix_share
 from userkv.core.prefix_share import LOADED, STEP, PrefixShare
 from userkv.core.request import UserKey
 
@@ -17,11 +16,14 @@ BLOCKS = 64
 
 
 def ordinary(share: PrefixShare, prompt: str, cached: int = 0) -> None:
-    share.ordinary_request([prompt[: end + 1] for end in range(len(prompt))], cached)
+    """A request whose blocks have one letter each."""
+    hashes = [prompt[: end + 1] for end in range(len(prompt))]
+    share.ordinary_request_starts(hashes[cached:])
+    share.ordinary_request_ends(hashes)
 
 
-def user(share: PrefixShare, name: str, blocks: int, cached: int = 0, loaded: int = 0) -> None:
-    share.user_request(UserKey(name), blocks, cached, loaded)
+def user(share: PrefixShare, name: str, blocks: int, held: int = 0, loaded: int = 0) -> None:
+    share.user_request(UserKey(name), blocks, held, loaded)
 
 
 def test_a_prefix_that_is_computed_again_moves_the_share_and_one_that_never_comes_again_does_not() -> None:
@@ -43,40 +45,56 @@ def test_a_user_who_is_computed_again_moves_it_back_and_one_who_is_loaded_less_s
     before = share.blocks
     user(share, "u", 8)
     assert share.blocks == before, "his first request"
-    user(share, "u", 8, cached=8)
+    user(share, "u", 8, held=8)
     assert share.blocks == before
-    user(share, "u", 12, cached=2)
+    user(share, "u", 12, held=2)
     assert share.blocks == before - STEP * 6, "what is new in his history was not lost"
-    user(share, "u", 12, cached=0, loaded=8)
+    user(share, "u", 12, held=0, loaded=8)
     assert share.blocks == int(before - STEP * 6 - STEP * (4 + 8 * LOADED))
 
 
+requests = st.one_of(
+    st.tuples(st.just("ordinary"), st.text("ab", max_size=30), st.integers(0, 30)),
+    st.tuples(st.just("user"), st.sampled_from("abcdefgh"), st.integers(0, 40)),
+    st.tuples(st.just("fit"), st.just(""), st.integers(0, BLOCKS)),
+    st.just(("forget", "", 0)),
+)
+
+
+@given(st.lists(requests, max_size=60))
 def test_it_stays_between_nothing_and_everything_and_remembers_no_more_than_fits(
-    monkeypatch: pytest.MonkeyPatch,
+    steps: list[tuple[str, str, int]],
 ) -> None:
-    monkeypatch.setattr(prefix_share, "MOST_USERS", 5)
-    requests = st.one_of(
-        st.tuples(st.just("ordinary"), st.text("ab", max_size=30), st.integers(0, 30)),
-        st.tuples(st.just("user"), st.sampled_from("abcdefgh"), st.integers(0, 40)),
-        st.just(("forget", "", 0)),
-    )
+    share = PrefixShare(BLOCKS, max_users=5)
+    for kind, name, number in steps:
+        if kind == "ordinary":
+            ordinary(share, name, min(number, len(name)))
+        elif kind == "user":
+            user(share, name, number, number // 3, number // 4)
+        elif kind == "fit":
+            share.fit(number)
+            assert share.blocks <= number
+        else:
+            share.forget()
+        assert 0 <= share.blocks <= BLOCKS
+        assert len(share._prefixes) <= BLOCKS
+        assert len(share._users) <= 5
+        assert share._users_blocks == sum(share._users.values()) <= BLOCKS
 
-    @given(st.lists(requests, max_size=60))
-    def check(steps: list[tuple[str, str, int]]) -> None:
-        share = PrefixShare(BLOCKS)
-        for kind, name, number in steps:
-            if kind == "ordinary":
-                ordinary(share, name, min(number, len(name)))
-            elif kind == "user":
-                user(share, name, number, number // 3, number // 4)
-            else:
-                share.forget()
-            assert 0 <= share.blocks <= BLOCKS
-            assert len(share._prefixes) <= BLOCKS
-            assert len(share._users) <= 5
-            assert share._users_blocks == sum(share._users.values()) <= BLOCKS
 
-    check()
+def test_what_running_requests_hold_can_be_given_to_nobody() -> None:
+    """Prompts that come in turns, more than there is room for: nothing would keep them, so they take nothing."""
+    share = PrefixShare(BLOCKS)
+    for _ in range(4):
+        share.fit(8)
+        for prompt in "abc":
+            ordinary(share, prompt * 8)
+    assert share.blocks == 0
+    for _ in range(4):
+        share.fit(24)
+        for prompt in "abc":
+            ordinary(share, prompt * 8)
+    assert 0 < share.blocks <= 24
 
 
 def test_a_reset_is_nobodys_loss() -> None:
@@ -140,19 +158,65 @@ def test_prompts_that_never_come_again_take_nothing_from_users(patched_vllm: pyt
     assert hits_of(200, named=True, prompt=lambda rng: [next(fresh)] * 24)[0] == shared > 0
 
 
+@pytest.mark.parametrize("length", [24, 27, 28])
 @pytest.mark.parametrize("max_tokens", [1, 20])
-def test_a_request_counts_once(max_tokens: int, patched_vllm: pytest.MonkeyPatch) -> None:
-    """However many steps it takes to compute its prompt and its output."""
+def test_a_request_counts_once_and_what_is_cached_is_not_lost(
+    max_tokens: int, length: int, patched_vllm: pytest.MonkeyPatch
+) -> None:
+    """However many steps it takes to compute its prompt and its output, and wherever its last block ends."""
     from tests.support.oracle import OracleEngine
 
-    told: list[int] = []
-    patched_vllm.setattr(PrefixShare, "ordinary_request", lambda share, hashes, cached: told.append(cached))
+    told = watched(patched_vllm)
     engine = OracleEngine(40, async_scheduling=False, long_prefill_threshold=5)
-    engine.add([1, 2, 3] * 9, max_tokens)
+    for _ in range(3):
+        engine.add([1, 2, 3, 4] * 7 if length == 28 else [1, 2, 3] * 9 if length == 27 else [1, 2] * 12, max_tokens)
+        engine.drain()
+    assert told == [(length - 1) // 4, 0, 0]
+    assert engine.users.share.blocks == 0
+
+
+def test_who_is_preempted_counts_once(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    told = watched(patched_vllm)
+    engine = OracleEngine(17, async_scheduling=False)
+    for number in range(4):
+        engine.add([10 * number + i for i in range(12)], 20)
+    requests = list(engine.requests.values())
     engine.drain()
-    engine.add([1, 2, 3] * 9, max_tokens)
-    engine.drain()
-    assert told == [0, 26 // 4]
+    assert any(request.num_preemptions for request in requests)
+    assert told == [11 // 4] * 4
+    assert engine.users.share.blocks == 0
+
+
+def test_a_user_whose_history_has_changed_has_lost_nothing_to_others(patched_vllm: pytest.MonkeyPatch) -> None:
+    from tests.support.oracle import OracleEngine
+
+    engine = OracleEngine(40, async_scheduling=False)
+    engine.users.share._share = 9.0
+    for first in range(3):
+        for _ in range(2):
+            engine.add([*range(first, first + 17)], 1, {"user_id": "u", "history_len": 17})
+            engine.drain()
+    assert engine.users.share.blocks == 9
+
+
+def test_a_number_of_free_blocks_that_is_set_is_not_learned(patched_vllm: pytest.MonkeyPatch) -> None:
+    patched_vllm.setenv("VLLM_USER_KV_LRU_MIN_FREE_BLOCKS", "1")
+    assert hits_of(60, named=True, prompt=opening)[1].users.share.blocks == 0
+
+
+def watched(patch: pytest.MonkeyPatch) -> list[int]:
+    """How many blocks each ordinary request that starts does not find, of those that it might have."""
+    told: list[int] = []
+    original = PrefixShare.ordinary_request_starts
+
+    def starts(share: PrefixShare, block_hashes: Any) -> None:
+        told.append(len(block_hashes))
+        original(share, block_hashes)
+
+    patch.setattr(PrefixShare, "ordinary_request_starts", starts)
+    return told
 
 
 def test_where_users_go_only_for_requests_nothing_is_kept_free(patched_vllm: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ STEP = 0.5
 
 
 MOST_USERS = 1 << 14
-"""So many users are remembered at most, the last ones: two megabytes, however many the cache holds."""
+"""So many users are remembered at most, the last ones: some megabytes, however many the cache holds."""
 
 
 class PrefixShare:
@@ -30,11 +30,13 @@ class PrefixShare:
 
     Args:
         num_blocks: KV blocks that requests and users share.
+        max_users: users held at most; 0 = no limit.
 
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
+    def __init__(self, num_blocks: int, max_users: int = 0) -> None:
+        self._room = num_blocks
+        self._most_users = min(max_users or MOST_USERS, MOST_USERS)
         self._share = 0.0
         self._prefixes: OrderedDict[Hashable, None] = OrderedDict()
         self._users: OrderedDict[UserKey, int] = OrderedDict()
@@ -51,42 +53,49 @@ class PrefixShare:
         self._users.clear()
         self._users_blocks = 0
 
-    def ordinary_request(self, block_hashes: Sequence[Hashable], cached_blocks: int) -> None:
+    def fit(self, room: int) -> None:
+        """So many blocks are free or users', at present: the rest is with running requests, and can cache nothing."""
+        self._room = room
+        self._share = min(self._share, float(room))
+
+    def ordinary_request_starts(self, block_hashes: Sequence[Hashable]) -> None:
         """A request without a user starts.
 
         Args:
-            block_hashes: of its whole blocks, in order.
-            cached_blocks: how many of them it need not compute.
+            block_hashes: of the blocks that it might have had from the cache and has not, in order.
 
         """
         lost = 0
-        for block_hash in block_hashes[cached_blocks:]:
+        for block_hash in block_hashes:
             if block_hash not in self._prefixes:
                 break
             lost += 1
-        self._share = min(self._share + STEP * lost, float(self._num_blocks))
-        # The end of a prompt is forgotten before its beginning, which others share.
+        self._share = min(self._share + STEP * lost, float(self._room))
+
+    def ordinary_request_ends(self, block_hashes: Sequence[Hashable]) -> None:
+        """A request without a user leaves what it has computed: ``block_hashes`` of whole blocks, in order."""
+        # The end is forgotten before the beginning, which others share.
         for block_hash in reversed(block_hashes):
             self._prefixes[block_hash] = None
             self._prefixes.move_to_end(block_hash)
-        while len(self._prefixes) > self._num_blocks:
+        while len(self._prefixes) > self._room:
             self._prefixes.popitem(last=False)
 
-    def user_request(self, key: UserKey, history_blocks: int, cached_blocks: int, loaded_blocks: int) -> None:
+    def user_request(self, key: UserKey, history_blocks: int, held_blocks: int, loaded_blocks: int) -> None:
         """A request with a user starts.
 
         Args:
             key: whose.
             history_blocks: how many blocks its history takes.
-            cached_blocks: how many of them are in HBM.
-            loaded_blocks: how many of them come from the pool.
+            held_blocks: how many blocks HBM has of the user, whether they are of this history or of another one.
+            loaded_blocks: how many blocks come from the pool.
 
         """
         known = self._users.pop(key, 0)
         self._users_blocks += history_blocks - known
         self._users[key] = history_blocks
-        while self._users_blocks > self._num_blocks or len(self._users) > MOST_USERS:
+        while self._users_blocks > self._room or len(self._users) > self._most_users:
             self._users_blocks -= self._users.popitem(last=False)[1]
-        missing = max(0, min(known, history_blocks) - cached_blocks)
+        missing = max(0, min(known, history_blocks) - held_blocks)
         loaded = min(missing, loaded_blocks)
         self._share = max(0.0, self._share - STEP * (missing - loaded + LOADED * loaded))

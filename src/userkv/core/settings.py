@@ -27,10 +27,11 @@ class CacheSettings:
 
     Attributes:
         enabled: replace vLLM's prefix-cache coordinator (``KV_MANAGER_FOR_GR``, off).
-        lru: keep to ``max_users`` and ``min_free_blocks``, and what ordinary prefixes deserve free, all the time by
-            evicting users (``VLLM_ENABLE_USER_KV_LRU``, on). Off: users go only when a request needs their blocks.
+        lru: keep to ``max_users`` and ``min_free_blocks`` all the time by evicting users (``VLLM_ENABLE_USER_KV_LRU``,
+            on). Off: users go only when a request needs their blocks.
         max_users: users held in HBM at most (``VLLM_USER_KV_LRU_MAX_USERS``, 100; 0 = no limit).
-        min_free_blocks: KV blocks kept free at least, for requests to come (``VLLM_USER_KV_LRU_MIN_FREE_BLOCKS``, 0).
+        min_free_blocks: KV blocks kept free for requests to come (``VLLM_USER_KV_LRU_MIN_FREE_BLOCKS``, 0: as many as
+            the prefixes of ordinary requests are seen to need).
         single_flight_seconds: how long a request waits while another request computes the same user's history
             (``USERKV_SINGLE_FLIGHT_MAX_WAIT_MS`` / 1000, 5; 0 = never wait).
         policy: who is evicted first, one of :data:`userkv.core.policies.POLICIES` (``USERKV_EVICTION_POLICY``). By

@@ -130,7 +130,7 @@ class UserCache:
             pool,
             policy if policy is not None else make_policy(settings.policy, num_blocks, self._max_users),
         )
-        self.share = PrefixShare(num_blocks)
+        self.share = PrefixShare(num_blocks, self._max_users)
         self.stats = UserCacheStats()
         self.listener: UserCacheListener | None = None
         self._block_size = block_size
@@ -209,9 +209,7 @@ class UserCache:
         lookup.counted = True
         self.table.note_request(lookup.key, len(lookup.history))
         if lookup.request.read:
-            cached = self._blocks_for(hit_tokens)
-            loaded = self._blocks_for(start_tokens) - cached
-            self.share.user_request(lookup.key, self._blocks_for(len(lookup.history)), cached, loaded)
+            self._share_with_prefixes(lookup, self._blocks_for(start_tokens) - self._blocks_for(hit_tokens))
             lookup.tiers = {"hbm": hit_tokens} if hit_tokens else {}
             self.stats.history_tokens += len(lookup.history)
             self.stats.hit_tokens += hit_tokens
@@ -294,10 +292,16 @@ class UserCache:
             self._found[request_id] = _Found(entry, min(found.common, entry.num_tokens if entry else 0), wanted)
         return freed > 0
 
-    def keep_free(self, missing: int) -> None:
-        """Evict idle users until ``missing`` blocks were let go or nobody idle is left."""
+    def keep_free(self, missing: int, spare: UserLookup | None = None) -> None:
+        """Evict idle users, but not ``spare``'s, until ``missing`` blocks were let go or nobody idle is left."""
+        if missing <= 0:
+            return
+        if spare is not None:
+            self.table.acquire(spare.key)
         while missing > 0 and (blocks := self._evict(missing)):
             missing -= blocks
+        if spare is not None:
+            self.table.release(spare.key)
 
     def reset(self) -> None:
         """Forget all histories (new weights, say). Requests that run now will not be kept either."""
@@ -348,6 +352,12 @@ class UserCache:
         if self.listener is not None and entry is not None and num_tokens == len(running.lookup.history):
             self.listener.history_kept(request_id, running.lookup.key, entry)
         self._keep_to_limit()
+
+    def _share_with_prefixes(self, lookup: UserLookup, loaded_blocks: int) -> None:
+        entry = self.table.get(lookup.key)
+        if lookup.request.write:  # What is not kept cannot be lost.
+            held = 0 if entry is None else entry.num_blocks
+            self.share.user_request(lookup.key, self._blocks_for(len(lookup.history)), held, loaded_blocks)
 
     def _make_room(self, missing: int, wanted: dict[UserKey, int]) -> int:
         tails: dict[UserKey, int] = {}

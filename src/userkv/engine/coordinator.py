@@ -25,7 +25,8 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         super().__init__(*args, **kwargs)
         # One block of the pool is vLLM's null block, which no request can have.
         self.users = UserCache(self.block_size, self.block_pool.num_gpu_blocks - 1, self.block_pool, settings)
-        self._settings = settings
+        self.min_free_blocks = settings.min_free_blocks if settings.lru else 0
+        self._learns_share = settings.lru and not settings.min_free_blocks
         self.blocks_asked_for = 0
         self._running: dict[str, Request] = {}
 
@@ -45,16 +46,27 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
 
     def start_ordinary_request(self, request: Request, start_tokens: int) -> None:
         """A request without a user has its blocks, and need not compute ``start_tokens`` tokens."""
-        self.users.share.ordinary_request(request.block_hashes, start_tokens // self.block_size)
+        if self._learns_share and not request.num_preemptions:  # Who was preempted has lost to other requests.
+            self.users.share.fit(self._free_blocks() + self.users.table.num_blocks)
+            # The last token is always computed, so its block is never a hit.
+            possible = (request.num_tokens - 1) // self.block_size
+            self.users.share.ordinary_request_starts(request.block_hashes[start_tokens // self.block_size : possible])
 
-    def keep_free(self) -> None:
-        """Evict idle users where too few blocks are free: for requests to come, and for ordinary prefixes."""
-        if self._settings.lru:
-            wanted = max(self._settings.min_free_blocks, self.users.share.blocks)
-            self.users.keep_free(wanted - self.block_pool.get_num_free_blocks())
+    def spare_prefixes(self, num_new_tokens: int, lookup: UserLookup | None) -> None:
+        """Evict idle users before an allocation that would otherwise take the ordinary prefixes' share."""
+        share = self.users.share.blocks if self._learns_share else 0
+        if share:
+            needed, free = -(-num_new_tokens // self.block_size), self._free_blocks()
+            if needed <= free + self.users.table.num_evictable_blocks:  # Or it has to wait, and they would go in vain.
+                self.users.keep_free(share + needed - free, lookup)
 
-    def finish_user_request(self, request: Request) -> None:
+    def finish_request(self, request: Request) -> None:
         """The request's blocks are about to be freed: it ended, was aborted or preempted."""
+        if lookup_of(request) is None:
+            if self._learns_share:
+                whole = _computed_tokens(request) // self.block_size
+                self.users.share.ordinary_request_ends(request.block_hashes[:whole])
+            return
         self._running.pop(request.request_id, None)
         self.users.finish(request.request_id, _computed_tokens(request), self._blocks_of(request.request_id))
 
@@ -83,6 +95,9 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         """
         self.users.reset()
         return super().reset_prefix_cache()
+
+    def _free_blocks(self) -> int:
+        return self.block_pool.get_num_free_blocks()
 
     def _blocks_of(self, request_id: str) -> list[KVCacheBlock]:
         return self.single_type_managers[0].req_to_blocks.get(request_id) or []

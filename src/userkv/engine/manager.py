@@ -52,6 +52,8 @@ class KVCacheManagerForGR(KVCacheManager):
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
         lookup = lookup_of(request)
+        if num_new_tokens != 1:  # What single tokens take is made up for by the next prompt.
+            self.coordinator.spare_prefixes(num_new_tokens + num_external_computed_tokens, lookup)
         start_tokens = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         while True:
             blocks = super().allocate_slots(
@@ -71,15 +73,16 @@ class KVCacheManagerForGR(KVCacheManager):
             self.coordinator.start_user_request(request, lookup, num_new_computed_tokens, start_tokens)
         elif not request.num_computed_tokens and self.prefix_cache_lookup_enabled(request):
             self.coordinator.start_ordinary_request(request, start_tokens)
-        self.coordinator.keep_free()
+        if self.coordinator.min_free_blocks:
+            self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
         return blocks
 
     def free(self, request: Request) -> None:
-        self.coordinator.finish_user_request(request)
+        self.coordinator.finish_request(request)
         super().free(request)
 
     def pop_blocks_for_free(self, request: Request) -> list[KVCacheBlock]:
-        self.coordinator.finish_user_request(request)
+        self.coordinator.finish_request(request)
         return super().pop_blocks_for_free(request)
 
     def estimate_cached_tokens(self, request: Request) -> int:

@@ -29,7 +29,7 @@ _COUNTERS = {
 _GAUGES = {
     "users": "Users whose history is in HBM.",
     "blocks": "KV blocks that hold users' histories.",
-    "prefix_share_blocks": "KV blocks kept free of users, for the prefixes of requests without a user.",
+    "prefix_share_blocks": "KV blocks that are to be free of users, for the prefixes of requests without a user.",
 }
 
 

@@ -96,7 +96,8 @@ def _limits(settings: CacheSettings) -> str:
     if not settings.lru:
         return "no limit but the KV cache itself"
     users = f"at most {settings.max_users}" if settings.max_users else "any number"
-    return f"{users} ({MAX_USERS}), {settings.min_free_blocks} blocks kept free ({MIN_FREE_BLOCKS})"
+    free = settings.min_free_blocks or "as many as ordinary prefixes need"
+    return f"{users} ({MAX_USERS}), blocks kept free: {free} ({MIN_FREE_BLOCKS})"
 
 
 def _label(metrics: str, name: str) -> int:

@@ -105,7 +105,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--min-free-blocks",
         metavar="N",
-        help=f"KV blocks kept free by evicting users (default: ${settings.MIN_FREE_BLOCKS}, else 0)",
+        help="KV blocks kept free by evicting users; 0 = as many as ordinary prefixes need "
+        f"(default: ${settings.MIN_FREE_BLOCKS}, else 0)",
     )
     parser.add_argument(
         "--kv-cache-gib",

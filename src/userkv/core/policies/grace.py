@@ -32,18 +32,25 @@ class GracePeriod(EvictionPolicy[K]):
     def add(self, user: K) -> None:
         if user in self:
             raise ValueError(f"user {user!r} is evictable already")
-        self._recent[user] = self._clock()
+        now = self._clock()
+        # By twos, so that the first eviction after a long time does not find a million of them.
+        self._pass_on(now, 2)
+        self._recent[user] = now
 
     def discard(self, user: K) -> None:
         if self._recent.pop(user, None) is None:
             self._policy.discard(user)
 
     def victim(self) -> K | None:
-        now = self._clock()
-        while self._recent and now - next(iter(self._recent.values())) >= self._seconds:
-            self._policy.add(self._recent.popitem(last=False)[0])
+        self._pass_on(self._clock(), len(self._recent))
         victim = self._policy.victim()
         return victim if victim is not None else next(iter(self._recent), None)
+
+    def _pass_on(self, now: float, at_most: int) -> None:
+        for _ in range(at_most):
+            if not self._recent or now - next(iter(self._recent.values())) < self._seconds:
+                break
+            self._policy.add(self._recent.popitem(last=False)[0])
 
     def clear(self) -> None:
         self._recent.clear()
