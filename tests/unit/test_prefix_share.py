@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from userkv.core.block_table import UserBlockTable
 from userkv.core.prefix_share import LOADED, STEP, PrefixShare
 from userkv.core.request import UserKey
 
@@ -148,6 +149,39 @@ def test_openings_that_many_begin_with_stay_beside_users(patched_vllm: pytest.Mo
     greedy, _ = hits_of(300, named=True, prompt=opening)
     assert greedy < stock < shared
     assert shared > greedy + 0.1
+
+
+@pytest.mark.parametrize(
+    ("async_scheduling", "pool"), [(False, None), (True, None), (False, "async"), (True, "async"), (False, "layerwise")]
+)
+def test_answers_stay_right_when_users_go_for_the_share(
+    async_scheduling: bool, pool: str | None, patched_vllm: pytest.MonkeyPatch
+) -> None:
+    """Several requests at once, in pieces, half of them ordinary; the oracle checks each KV slot that is read."""
+    from tests.support.oracle import OracleEngine, expected_output
+
+    patched_vllm.setattr(PrefixShare, "blocks", 24)
+    evicted: list[int] = []
+    evict = UserBlockTable.evict
+    patched_vllm.setattr(UserBlockTable, "evict", lambda table, most: evicted.append(evict(table, most)) or evicted[-1])
+    rng = Random(1)
+    engine = OracleEngine(65, async_scheduling, long_prefill_threshold=7, pool=pool)
+    prompts = {}
+    for number in range(90):
+        who = min(int(rng.paretovariate(0.6)), 12)
+        rest = [rng.randrange(5) for _ in range(3)]
+        if number % 2:
+            prompt, params = [*opening(rng), *rest], None
+        else:
+            prompt = [100 + who] * (20 + who) + rest
+            params = {"user_id": f"u{who}", "history_len": 20 + who}
+        prompts[engine.add(prompt, 3, params)] = prompt
+        while len(engine.requests) > 3:
+            engine.step()
+    engine.drain()
+    assert sum(evicted) > 64, "more blocks than there are"
+    assert any(engine.cached[request] > 0 for request in prompts)
+    assert all(engine.outputs[request] == expected_output(prompt, 3) for request, prompt in prompts.items())
 
 
 def test_prompts_that_never_come_again_take_nothing_from_users(patched_vllm: pytest.MonkeyPatch) -> None:
