@@ -36,10 +36,10 @@ bench-peers: $(STAMP) ## install the benchmark suite's peers into .venv-peers (L
 	@scripts/bench_peers.sh $(PYTHON)
 
 bench: bench-peers ## compare all systems on this machine, hours; writes benchmarks/results/latest.json (ARGS="--resume")
-	@$(BIN)/userkv bench --json benchmarks/results/latest.json --plots $(ARGS)
+	@$(BIN)/python -m benchmarks.suite --json benchmarks/results/latest.json --plots $(ARGS)
 
 bench-quick: $(STAMP) ## the same in short: each goal once; writes benchmarks/results/quick.json
-	@$(BIN)/userkv bench --quick --json benchmarks/results/quick.json $(ARGS)
+	@$(BIN)/python -m benchmarks.suite --quick --json benchmarks/results/quick.json $(ARGS)
 
 clean: ## remove caches and build results
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

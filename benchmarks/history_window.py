@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from userkv.core.history_window import HistoryWindow
+from userkv.ranking.history_window import HistoryWindow
 from userkv.train.evaluate import Metrics, Scorer, evaluate, leave_out, popularity
-from userkv.train.logs import Interactions, read_interactions
+from userkv.train.interactions import Interactions, read_interactions
 from userkv.train.scorer import ModelScorer
 from userkv.train.threads import one_thread
 from userkv.train.trainer import FIRST_TOKEN, TrainSettings, train

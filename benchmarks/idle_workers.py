@@ -25,13 +25,13 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from userkv.core.request import UserKey
-from userkv.core.save_plan import plan_save
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.answers import answer
-from userkv.engine.pool.assemble import WorkerFacts
 from userkv.engine.pool.connector import PoolHandshake, PoolWorkerMetadata
-from userkv.engine.pool.lookup_rpc import MooncakeLookupServer
-from userkv.engine.pool.messages import Saved
+from userkv.engine.pool.setup import WorkerFacts
+from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupServer
+from userkv.engine.pool.wire.messages import Saved
+from userkv.engine.pool.worker.lookup_handler import answer
+from userkv.records.save_plan import plan_save
 from userkv.serving.demo_model import ensure_demo_model
 from userkv.store.local import LocalBackend
 from userkv.store.regions import region_of

@@ -10,9 +10,9 @@ per token and token before it.
 
 import argparse
 
-from userkv.bench.suite.command import MODEL
-from userkv.bench.suite.scenarios import BLOCK_SIZE
-from userkv.bench.suite.workloads import TOKENS_PER_ITEM, recommender
+from benchmarks.suite.command import MODEL
+from benchmarks.suite.scenarios import BLOCK_SIZE
+from benchmarks.suite.workloads import TOKENS_PER_ITEM, recommender
 
 WIDTH, LAYERS, HIDDEN = MODEL["hidden_size"], MODEL["num_hidden_layers"], MODEL["intermediate_size"]
 KV_WIDTH = 128

@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from userkv.core.load_plan import ExtentRead
-from userkv.core.record import Extent
-from userkv.engine.pool.device import HostKVMemory
-from userkv.engine.pool.layout import KVLayout
-from userkv.engine.pool.messages import LoadJob, SaveJob
-from userkv.engine.pool.mooncake_engine import MooncakeEngine
+from userkv.engine.pool.wire.messages import LoadJob, SaveJob
+from userkv.engine.pool.worker.kv_layout import KVLayout
+from userkv.engine.pool.worker.kv_memory import HostKVMemory
+from userkv.engine.pool.worker.mooncake_engine import MooncakeEngine
+from userkv.records.load_plan import ExtentRead
+from userkv.records.record import Extent
 from userkv.store.backend import PoolBackend, Region
 from userkv.store.local import LocalBackend
 from userkv.store.user_store import MooncakeUserStore

@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from userkv.bench.candidates import CandidateSampler
-from userkv.bench.sources import read_events
-from userkv.bench.workload import GrowingHistory, WorkRequest
-from userkv.bench.workload_file import write_workload
+from userkv.logs.formats import read_events
+from userkv.logs.work_request import WorkRequest
+from userkv.logs.workload_file import write_workload
+from userkv.replay.candidates import CandidateSampler
+from userkv.replay.workload import GrowingHistory
 from userkv.serving.demo_model import ensure_model
 
 MODEL = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "intermediate_size": 1536}

@@ -26,7 +26,7 @@ from typing import Any
 
 from rank_models import QWEN3, qwen3
 
-from userkv.core.ranking_spec import RankingSpec, load_spec
+from userkv.ranking.spec import RankingSpec, load_spec
 from userkv.serving.demo_model import VOCAB_SIZE, ensure_model
 
 TOKENS = (512, 2048, 4096)
@@ -40,7 +40,7 @@ Case = tuple[int, int, str]
 @contextmanager
 def engine(model: Path, *, users: bool, **options: Any) -> Iterator[Any]:
     """An offline engine with a KV cache of 1 GiB."""
-    from userkv.bench.engine_target import prepare_environment
+    from userkv.replay.engine_target import prepare_environment
 
     prepare_environment(users)
     from vllm import LLM

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from userkv.core.record import Extent, UserRecord
 from userkv.core.tokens import as_tokens
+from userkv.records.record import Extent, UserRecord
 
 LENGTHS = (1024, 4096, 16384, 65536)
 BLOCK = 128

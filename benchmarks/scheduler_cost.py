@@ -222,8 +222,9 @@ def empty_loop(turns: int = 1500) -> float:
 
 def make_systems(endpoint: str, pipe: Connection, block_size: int) -> Systems:
     """The three engines; stock vLLM first, since UserKV's patches are of this whole process."""
-    from userkv.engine import patches, request_tiers
+    from userkv.engine import request_tiers
     from userkv.engine import scheduler as scheduler_of_ours
+    from userkv.engine.vllm_compat import patches
 
     num_blocks = 4 * MAX_MODEL_BLOCKS * (128 // block_size)
     kv_cache_utils.init_none_hash(sha256)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from userkv.cache.settings import CacheSettings
+from userkv.cache.user_cache import UserCache, UserLookup
 from userkv.core.request import UserKey, UserRequest
-from userkv.core.settings import CacheSettings
 from userkv.core.tokens import as_tokens
-from userkv.core.user_cache import UserCache, UserLookup
 from userkv.sim.blocks import SimBlock
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import userkv
-from userkv.bench import cli as bench_cli
 from userkv.core.errors import UserKVError
+from userkv.replay import cli as bench_cli
 from userkv.serving import launch, pool_command, rank_command
 from userkv.train import cli as train_cli
 

@@ -15,7 +15,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 
 from tests.support.engine import TOLERANCE
 from tests.support.patching import put_users_into_vllm
-from userkv.core.items import DEFAULT_RESERVED
+from userkv.ranking.item_codec import DEFAULT_RESERVED
 from userkv.serving.demo_model import VOCAB_SIZE, ensure_demo_model
 from userkv.serving.rank.plugin import RankPlugin
 

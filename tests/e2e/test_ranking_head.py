@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.ranking_engine import RankAsk, start_ranking_engine
-from userkv.core.ranking_spec import load_spec
+from userkv.ranking.spec import load_spec
 from userkv.serving.demo_model import ensure_demo_ranker
 
 pytestmark = pytest.mark.e2e

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from benchmarks.suite.run import run_system
+from benchmarks.suite.system import Sizes
+from benchmarks.suite.systems import SYSTEMS
 
-from userkv.bench.suite.run import run_system
-from userkv.bench.suite.system import Sizes
-from userkv.bench.suite.systems import SYSTEMS
 from userkv.serving.demo_model import ensure_demo_model
 
 pytestmark = pytest.mark.e2e

@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.logs import ratings
 from tests.support.ranking_engine import RankAsk, RankingEngine, start_ranking_engine
-from userkv.core.ranking_spec import load_spec
+from userkv.ranking.spec import load_spec
 from userkv.train.evaluate import Case, Metrics, evaluate, leave_out, popularity
 from userkv.train.export import load_ranker
-from userkv.train.logs import Interactions, read_interactions
+from userkv.train.interactions import Interactions, read_interactions
 from userkv.train.scorer import ModelScorer
 
 pytestmark = pytest.mark.e2e

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.support.fake_pool import FakeBlock, FakePool
-from userkv.core.record import Extent, UserRecord
-from userkv.engine.pool.agreement import CommitAnswer, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import CommitAnswer, PoolAnswer
+from userkv.records.record import Extent, UserRecord
 
 COMMITTED = CommitAnswer(committed=True)
 REFUSED = CommitAnswer(committed=False, refused=True)

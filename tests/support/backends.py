@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from userkv.core.policies import ADAPTIVE
+from userkv.cache.policies import ADAPTIVE
 from userkv.store.backend import PoolBackend, Region
 from userkv.store.local import LocalBackend
 from userkv.store.regions import region_of

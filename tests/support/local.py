@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.backends import filled
-from userkv.core.policies import LRU
+from userkv.cache.policies import LRU
 from userkv.store.backend import Tier
 from userkv.store.local import LocalBackend
 

@@ -28,10 +28,10 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.support.oracle_pool import OraclePool
 from userkv.core.request import UserKey
 from userkv.engine.pool.connector import PoolWorkerMetadata
-from userkv.engine.pool.keeper import PoolKeeper
-from userkv.engine.pool.namespace import Namespaces
-from userkv.engine.pool.saves import PoolSaves
-from userkv.engine.pool.scheduler_half import SchedulerHalf
+from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
+from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.namespace import Namespaces
+from userkv.engine.pool.scheduler.saves import PoolSaves
 from userkv.engine.request_adapter import lookup_of
 from userkv.serving.demo_model import ensure_demo_model
 

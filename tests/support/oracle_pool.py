@@ -9,10 +9,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from userkv.core.load_plan import usable_part
-from userkv.core.record import Extent, UserRecord
-from userkv.engine.pool.agreement import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer
-from userkv.engine.pool.messages import LoadJob, SaveJob, StepJobs
+from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer
+from userkv.engine.pool.wire.messages import LoadJob, SaveJob, StepJobs
+from userkv.records.load_plan import usable_part
+from userkv.records.record import Extent, UserRecord
 from userkv.store.backend import Tier
 
 Slots = dict[tuple[int, int], Any]

@@ -5,7 +5,8 @@ import pytest
 
 def put_users_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what the plugin sets, so that it can be undone; engine processes load the plugin itself."""
-    from userkv.engine import patches, plugin
+    from userkv.engine import plugin
+    from userkv.engine.vllm_compat import patches
 
     monkeypatch.setenv("KV_MANAGER_FOR_GR", "1")
     monkeypatch.setattr(plugin, "_installed", True)

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.logprobs import FlatLogprobs
 
-from userkv.core.ranking import RankingFormat
+from userkv.ranking.prompt import RankingFormat
 from userkv.serving.rank.plugin import RankPlugin
 
 CATALOGUE = list(range(100, 140))

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.patching import put_only_models_into_vllm, put_users_into_vllm
-from userkv.core.ranking_spec import RankingSpec, load_spec
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel, isolation_mask
+from userkv.ranking.spec import RankingSpec, load_spec
 
 NUM_ITEMS = 516
 """Items' tokens of the HSTU model here, 16 of them reserved."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from hypothesis import strategies as st
 
-from userkv.core.ranking import RankingFormat
 from userkv.models.attention.isolation import IsolationPlan, plan_isolation
 from userkv.models.hstu.reference import isolation_mask
+from userkv.ranking.prompt import RankingFormat
 
 FORMAT = RankingFormat(candidate_offset=100)
 

@@ -4,11 +4,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from userkv.core.load_plan import usable_part
-from userkv.core.record import Extent, UserRecord
-from userkv.core.save_plan import plan_save
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.agreement import PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import PoolAnswer
+from userkv.records.load_plan import usable_part
+from userkv.records.record import Extent, UserRecord
+from userkv.records.save_plan import plan_save
 from userkv.store.backend import Tier
 
 BLOCK = 4

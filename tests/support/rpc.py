@@ -10,8 +10,19 @@ from typing import Any
 
 import zmq
 
-from userkv.engine.pool.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
-from userkv.engine.pool.messages import Call, Commit, Committed, Found, Locate, Located, Lookup, Remove, Reply, Saved
+from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
+from userkv.engine.pool.wire.messages import (
+    Call,
+    Commit,
+    Committed,
+    Found,
+    Locate,
+    Located,
+    Lookup,
+    Remove,
+    Reply,
+    Saved,
+)
 
 PATIENCE = 10.0
 """Seconds after which a test that waits has failed."""

@@ -4,9 +4,9 @@ from tests.support.agreed import FakeAgreedPool, NumberedPool
 from tests.support.records import BLOCK
 from userkv.core.request import UserKey
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.agreement import ABSENT, PoolAnswer
-from userkv.engine.pool.messages import SaveJob
-from userkv.engine.pool.saves import History, PoolSaves, Save
+from userkv.engine.pool.scheduler.pool_client import ABSENT, PoolAnswer
+from userkv.engine.pool.scheduler.saves import History, PoolSaves, Save
+from userkv.engine.pool.wire.messages import SaveJob
 
 
 class SavesBench:

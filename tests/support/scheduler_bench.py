@@ -5,15 +5,15 @@ from typing import Any
 
 from tests.support.agreed import COMMITTED, AskedLookup, FakeAgreedPool, NumberedPool
 from tests.support.records import BLOCK, answer_of, record_of
+from userkv.cache.settings import CacheSettings
+from userkv.cache.user_cache import UserCache, UserLookup
 from userkv.core.request import UserKey, UserRequest
-from userkv.core.settings import CacheSettings
 from userkv.core.tokens import as_tokens
-from userkv.core.user_cache import UserCache, UserLookup
-from userkv.engine.pool.agreement import UNKNOWN, PoolAnswer
-from userkv.engine.pool.keeper import PoolKeeper
-from userkv.engine.pool.messages import SaveJob, StepJobs
-from userkv.engine.pool.saves import PoolSaves
-from userkv.engine.pool.scheduler_half import SchedulerHalf
+from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
+from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.pool_client import UNKNOWN, PoolAnswer
+from userkv.engine.pool.scheduler.saves import PoolSaves
+from userkv.engine.pool.wire.messages import SaveJob, StepJobs
 
 CANDIDATES = 2
 """Tokens of a request behind its history."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from userkv.bench.suite.policies import APC, BELADY, BELADY_WHOLE
-from userkv.bench.suite.scenarios import SCENARIOS
-from userkv.core.policies import POLICIES
+from benchmarks.suite.policies import APC, BELADY, BELADY_WHOLE
+from benchmarks.suite.scenarios import SCENARIOS
+
+from userkv.cache.policies import POLICIES
 
 
 def run_report(speed: float = 10.0, **pool: float) -> dict[str, Any]:
@@ -75,7 +76,11 @@ def results() -> dict[str, Any]:
                     for name in scenario.systems
                     if name != "lmcache"
                 },
-                "last_run": {"date": "2026-01-02", "command": "userkv bench --repeat 3", "commit": "1234567"},
+                "last_run": {
+                    "date": "2026-01-02",
+                    "command": "make bench",
+                    "commit": "1234567",
+                },
                 "left_out": {name: "it is not installed" for name in scenario.systems if name == "lmcache"},
             }
             for scenario in SCENARIOS

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.suite.policies import sim_requests
+from benchmarks.suite.scenarios import SCENARIOS, sizes_of
+
 from tests.support.names import StableName
-from userkv.bench.suite.policies import sim_requests
-from userkv.bench.suite.scenarios import SCENARIOS, sizes_of
 from userkv.core.tokens import as_tokens
 from userkv.sim.trace import SimRequest
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from tests.support.faulty_backend import FaultyBackend
 from tests.support.memory_backend import MemoryBackend
-from userkv.core.load_plan import plan_load, usable_part, usable_tokens
-from userkv.core.record import Extent, RecordError, UserRecord
-from userkv.core.save_plan import SavePlan, plan_save
 from userkv.core.tokens import as_tokens
+from userkv.records.load_plan import plan_load, usable_part, usable_tokens
+from userkv.records.record import Extent, RecordError, UserRecord
+from userkv.records.save_plan import SavePlan, plan_save
 from userkv.store.backend import Region
-from userkv.store.faults import FaultyBackend
 from userkv.store.user_store import MooncakeUserStore
 
 BLOCK, BYTES, LAYERS, WORKERS = 2, 8, 2, 2

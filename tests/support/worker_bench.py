@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.faulty_backend import FaultyBackend
 from tests.support.kv_layouts import BLOCKS, KINDS, KV, in_order
 from tests.support.memory_backend import MemoryBackend
 from tests.support.rpc import Caller, ipc_endpoint, wait_until
-from userkv.core.breaker import CircuitBreaker
-from userkv.core.load_plan import ExtentRead
-from userkv.core.record import Extent
-from userkv.engine.pool.device import HostKVMemory, KVMemory, StagedKVMemory
-from userkv.engine.pool.layout import KVLayout
-from userkv.engine.pool.messages import LoadJob, Saved, SaveJob, StepJobs
-from userkv.engine.pool.mooncake_engine import MooncakeEngine
-from userkv.engine.pool.worker_half import WorkerHalf
+from userkv.engine.pool.wire.messages import LoadJob, Saved, SaveJob, StepJobs
+from userkv.engine.pool.worker.connector_worker import WorkerHalf
+from userkv.engine.pool.worker.kv_layout import KVLayout
+from userkv.engine.pool.worker.kv_memory import HostKVMemory, KVMemory, StagedKVMemory
+from userkv.engine.pool.worker.mooncake_engine import MooncakeEngine
+from userkv.records.load_plan import ExtentRead
+from userkv.records.record import Extent
 from userkv.store.backend import PoolBackend, Region, Tier
-from userkv.store.faults import FaultyBackend
+from userkv.store.breaker import CircuitBreaker
 from userkv.store.guarded import GuardedBackend
 from userkv.store.user_store import MooncakeUserStore
 

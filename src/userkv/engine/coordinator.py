@@ -6,8 +6,8 @@ from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from userkv.core.settings import CacheSettings
-from userkv.core.user_cache import UserCache, UserLookup
+from userkv.cache.settings import CacheSettings
+from userkv.cache.user_cache import UserCache, UserLookup
 from userkv.engine.request_adapter import lookup_of
 
 

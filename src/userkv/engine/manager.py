@@ -6,7 +6,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from userkv.core.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import UserCache, UserLookup
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.request_adapter import lookup_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import Counter, Gauge
 from vllm.v1.metrics.stats import SchedulerStats
 
-from userkv.core.user_cache import UserCache
+from userkv.cache.user_cache import UserCache
 
 _KEY = "userkv"
 _LABELS = ("model_name", "engine")

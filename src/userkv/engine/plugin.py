@@ -1,6 +1,6 @@
 """The entry point of group ``vllm.general_plugins``: vLLM calls it in each of its processes."""
 
-from userkv.core.settings import CacheSettings
+from userkv.cache.settings import CacheSettings
 
 _installed = False
 
@@ -27,7 +27,7 @@ def register() -> None:
         return
     CacheSettings.from_env()  # A setting that cannot be used should stop the start, not the engine's process later.
     # Imported here, so that a vLLM without the cache does not pay for it.
-    from userkv.engine import patches
+    from userkv.engine.vllm_compat import patches
 
     patches.install()
     _installed = True

@@ -10,9 +10,9 @@ from vllm.pooling_params import PoolingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
 from userkv.core.errors import InvalidUserRequestError
-from userkv.core.ranking import MAX_ITEM_TOKENS, RankingFormat
-from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.core.request import UserRequest
+from userkv.ranking.config_keys import CONFIG_KEY
+from userkv.ranking.prompt import MAX_ITEM_TOKENS, RankingFormat
 
 
 def check(

@@ -10,10 +10,10 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
+from userkv.cache.user_cache import UserLookup
 from userkv.core.errors import InvalidUserRequestError
 from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params
 from userkv.core.tokens import as_tokens
-from userkv.core.user_cache import UserLookup
 
 BlockHasher = Callable[[Request], list[BlockHash]]
 _ATTRIBUTE = "_userkv_lookup"

@@ -4,10 +4,10 @@ from vllm.config import VllmConfig
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
+from userkv.cache.settings import ENABLE
 from userkv.core.errors import UnsupportedEngineError
-from userkv.core.settings import ENABLE
-from userkv.engine.pool.assemble import CONNECTOR, check_transfer_config
 from userkv.engine.pool.backends import check_backend
+from userkv.engine.pool.setup import CONNECTOR, check_transfer_config
 
 CONNECTORS = (CONNECTOR, "MooncakeConnector", "NixlConnector")
 """KV connectors that cannot give one user's KV to another: ours, and those that hand over a request's own blocks

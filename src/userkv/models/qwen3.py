@@ -8,11 +8,11 @@ from vllm.platforms import current_platform
 from vllm.sequence import IntermediateTensors
 
 from userkv.core.errors import UnsupportedEngineError
-from userkv.core.ranking import RankingFormat
-from userkv.core.ranking_spec import Scoring, ranking_section
 from userkv.models.attention.metadata import attach_plan
 from userkv.models.ranking_model import RankingModel, RankingPooler
 from userkv.models.scorers import HeadScorer, LogprobScorer
+from userkv.ranking.prompt import RankingFormat
+from userkv.ranking.spec import Scoring, ranking_section
 
 
 class Qwen3Ranker(RankingModel, Qwen3ForCausalLM):

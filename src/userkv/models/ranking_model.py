@@ -10,7 +10,7 @@ from vllm.tasks import PoolingTask
 from vllm.v1.outputs import PoolerOutput
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
-from userkv.core.ranking import RankingFormat
+from userkv.ranking.prompt import RankingFormat
 
 TASK = "classify"
 """The pooling task of ranking: vLLM's prefix cache stays on with it, unlike with those that return a row per token."""

@@ -6,8 +6,8 @@ from transformers import AutoConfig
 from vllm.model_executor.models import ModelRegistry
 from vllm.v1.attention.backends.registry import register_backend
 
-from userkv.core import ranking
 from userkv.models.hstu.config import ARCHITECTURE, MODEL_TYPE, HSTUConfig
+from userkv.ranking import prompt
 
 MODELS = {
     ARCHITECTURE: "userkv.models.hstu.ranker:HSTURanker",
@@ -17,7 +17,7 @@ MODELS = {
 
 def code_files() -> list[Path]:
     """The files whose code decides what these models' KV is: theirs, and what tells them positions."""
-    return [*Path(__file__).parent.rglob("*.py"), Path(ranking.__file__)]
+    return [*Path(__file__).parent.rglob("*.py"), Path(prompt.__file__)]
 
 
 def register() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import userkv
-from userkv.core.settings import MAX_USERS, MIN_FREE_BLOCKS, CacheSettings
+from userkv.cache.settings import MAX_USERS, MIN_FREE_BLOCKS, CacheSettings
 from userkv.serving import pool_options
-from userkv.serving.launch import LaunchPlan
+from userkv.serving.launch_plan import LaunchPlan
 from userkv.serving.served_model import example_items
 
 EXAMPLE_HISTORY_LEN = 20

@@ -9,18 +9,17 @@ import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from userkv.core import settings
+from userkv.cache import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
-from userkv.core.ranking_keys import CONFIG_KEY
+from userkv.ranking.config_keys import CONFIG_KEY
 from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, DEMO_RANKER_NAME
+from userkv.serving.launch_plan import LaunchPlan
 from userkv.serving.served_model import is_ranking_model, ranking_arguments, resolve_model
 from userkv.serving.signals import turn_interrupts_into_sigterm
 
@@ -37,7 +36,7 @@ it is longer than ``WORKER_SHUTDOWN_SECONDS``.
 WORKER_SHUTDOWN_SECONDS = 20
 """How long a worker may take to end before vLLM kills it.
 
-It waits one after the other for transfers that run (``JOIN_SECONDS`` of ``engine/pool/worker_half.py``, 5), for answers
+It waits one after the other for transfers that run (``JOIN_SECONDS`` of ``connector_worker.py``, 5), for answers
 that it owes the scheduler (some calls to the pool, a second each at most), and for its pool to be closed
 (``CLOSE_SECONDS`` of ``store/local/backend.py`` and ``store/mooncake/connection.py``, 10). ``GRACE_SECONDS`` of
 ``children.py`` is longer than this. Whoever is killed loses only what is not in the pool's files yet.
@@ -49,34 +48,6 @@ _EPILOG = """\
 Every other option goes to vLLM unchanged and wins over what this command sets, for example --block-size 32,
 --max-num-seqs 64, --num-gpu-blocks-override 200; so does all that follows a lone "--".
 """
-
-
-@dataclass(frozen=True)
-class LaunchPlan:
-    """All that decides how the server starts.
-
-    Attributes:
-        model: directory of the model, or its name on a hub.
-        served_name: what clients write into "model".
-        host: address to listen on.
-        port: TCP port to listen on.
-        users: whether the user-granular cache is on.
-        vllm_arguments: command line of vLLM's API server.
-        environment: variables to set before vLLM is imported; ``None`` removes one.
-        pool: options of the connector that keeps users' KV outside the engine; ``None`` without one of ours.
-        ranks: whether the model is one for ``/v1/rank``.
-
-    """
-
-    model: str
-    served_name: str
-    host: str
-    port: int
-    users: bool
-    vllm_arguments: list[str]
-    environment: dict[str, str | None] = field(default_factory=dict)
-    pool: Mapping[str, Any] | None = None
-    ranks: bool = False
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

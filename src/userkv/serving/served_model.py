@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from userkv.core.errors import UserKVError
-from userkv.core.ranking_keys import CONFIG_KEY, ITEMS_FILE
+from userkv.ranking.config_keys import CONFIG_KEY, ITEMS_FILE
 from userkv.serving.demo_model import DEMO_MODEL_NAME, DEMO_RANKER_NAME, ensure_demo_model, ensure_demo_ranker
 
 
@@ -28,7 +28,7 @@ def resolve_model(model: str) -> str:
 
 
 def is_ranking_model(directory: Path) -> bool:
-    """Whether a local model says how it ranks (see ``core/ranking_spec.py``)."""
+    """Whether a local model says how it ranks (see ``ranking/spec.py``)."""
     return _section(directory) is not None
 
 

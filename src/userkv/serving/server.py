@@ -17,11 +17,11 @@ from vllm.logger import configure_logging_from_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.utils.system_utils import decorate_logs
 
+from userkv.cache.settings import CacheSettings
 from userkv.core.errors import UserKVError
-from userkv.core.settings import CacheSettings
 from userkv.serving.banner import start_banner
-from userkv.serving.children import adopt_orphans, end_children
-from userkv.serving.launch import LaunchPlan
+from userkv.serving.child_processes import adopt_orphans, end_children
+from userkv.serving.launch_plan import LaunchPlan
 
 
 class _SignalNotingLoop(uvloop.Loop):

@@ -9,7 +9,7 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
-from userkv.serving.children import kill_children
+from userkv.serving.child_processes import kill_children
 
 
 def turn_interrupts_into_sigterm() -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
-from userkv.core.policies.policy import EvictionPolicy, K
+from userkv.cache.policies.policy import EvictionPolicy, K
 
 NEVER = 1 << 62
 

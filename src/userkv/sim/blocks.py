@@ -13,7 +13,7 @@ class SimBlock:
 
 
 class SimBlockPool:
-    """A block pool that only counts; see :class:`userkv.core.block_table.BlockPool`.
+    """A block pool that only counts; see :class:`userkv.cache.block_table.BlockPool`.
 
     Args:
         num_blocks: blocks there are.

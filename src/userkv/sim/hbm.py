@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from userkv.core.policies.policy import EvictionPolicy
+from userkv.cache.policies.policy import EvictionPolicy
+from userkv.cache.settings import CacheSettings
+from userkv.cache.user_cache import UserCache, UserLookup
 from userkv.core.request import UserKey, UserRequest
-from userkv.core.settings import CacheSettings
-from userkv.core.user_cache import UserCache, UserLookup
 from userkv.sim.blocks import SimBlock, SimBlockPool
 from userkv.sim.trace import SimRequest, SimResult
 

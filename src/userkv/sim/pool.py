@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from userkv.core.policies.policy import EvictionPolicy
+from userkv.cache.policies.policy import EvictionPolicy
 from userkv.core.request import UserKey
 from userkv.core.tokens import TokenArray, common_prefix
 from userkv.sim.hbm import HbmSimulation

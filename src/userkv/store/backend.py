@@ -2,7 +2,7 @@
 
 A backend keeps *objects*, named by keys, that belong to *users*: extents, which are written once under a key that is
 never reused, and records, which are small and replaced. It knows nothing of tokens, blocks or layers. The contract's
-tests (``tests/unit/test_backend_contract.py``) run over every backend.
+tests (``tests/unit/store/test_backend_contract.py``) run over every backend.
 """
 
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class PoolBackend(ABC):
       :class:`PoolUnavailableError`.
     - They return in bounded time, whatever the pool does, and raise nothing but the errors above.
     - ``user`` names the eviction group that an object belongs to; objects of one user are evicted together. It is any
-      text and part of no key: two users' keys never meet because keys contain the user (``core/keys.py``).
+      text and part of no key: two users' keys never meet because keys contain the user (``records/keys.py``).
     - Who goes first is the backend's to say. It may go by uses (reading or locating a user's objects, or writing one)
       or by requests (:meth:`note_request`), but does not evict a user between two uses that follow at once, if it can
       evict others.

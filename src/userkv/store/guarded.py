@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from userkv.core.breaker import CircuitBreaker
 from userkv.store.backend import (
     PoolBackend,
     PoolUnavailableError,
@@ -12,6 +11,7 @@ from userkv.store.backend import (
     Tier,
     TierUsage,
 )
+from userkv.store.breaker import CircuitBreaker
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from urllib.parse import quote
 
-from userkv.core.keys import MooncakeUserKey, ValueType
-from userkv.core.record import RecordError, TornRecordError, UserRecord
+from userkv.records.keys import MooncakeUserKey, ValueType
+from userkv.records.record import RecordError, TornRecordError, UserRecord
 from userkv.store.backend import PoolBackend, PoolFullError
 
 TORN_PAUSES = (0.001, 0.002, 0.004)

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from userkv.core.keys import LayerMooncakeUserKey, MooncakeUserKey, ValueType
-from userkv.core.record import Extent, RecordError, UserRecord
+from userkv.records.keys import LayerMooncakeUserKey, MooncakeUserKey, ValueType
+from userkv.records.record import Extent, RecordError, UserRecord
 from userkv.store.backend import PoolBackend, Region, Tier, TierUsage
 from userkv.store.records import RecordStore, group_of, next_generation
 from userkv.store.removals import PendingRemovals

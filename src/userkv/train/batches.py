@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from userkv.core.history_window import HistoryWindow
-from userkv.train.logs import UserHistory
+from userkv.ranking.history_window import HistoryWindow
+from userkv.train.interactions import UserHistory
 from userkv.train.negatives import NegativeSampler
 from userkv.train.packed import Packed
 

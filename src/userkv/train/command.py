@@ -13,12 +13,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from userkv.bench import options
+from userkv.core import options
 from userkv.core.errors import InvalidSettingError
-from userkv.core.history_window import HistoryWindow
+from userkv.ranking.history_window import HistoryWindow
 from userkv.train.evaluate import TOP, Case, Metrics, evaluate, leave_out, popularity
 from userkv.train.export import check_output, save_ranker
-from userkv.train.logs import Interactions, read_interactions
+from userkv.train.interactions import Interactions, read_interactions
 from userkv.train.scorer import ModelScorer
 from userkv.train.threads import one_thread
 from userkv.train.trainer import FIRST_TOKEN, Trained, TrainSettings, train

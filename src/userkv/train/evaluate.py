@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from userkv.core.history_window import HistoryWindow
-from userkv.train.logs import Interactions
+from userkv.ranking.history_window import HistoryWindow
+from userkv.train.interactions import Interactions
 
 Scorer = Callable[[Sequence[int], Sequence[int]], Sequence[float] | npt.NDArray[np.floating]]
 """From the ids of a history, oldest first, and of candidates to the candidates' scores."""

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from safetensors.torch import load_file, save_file
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.ranking_keys import ITEMS_FILE
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel
+from userkv.ranking.config_keys import ITEMS_FILE
 
 WEIGHTS_FILE = "model.safetensors"
 EVALUATION_FILE = "evaluation.json"

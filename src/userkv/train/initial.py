@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from userkv.models.hstu.reference import HSTULayer, HSTUModel
-from userkv.train.logs import UserHistory
+from userkv.train.interactions import UserHistory
 
 TOGETHER = 10
 """Events between which two items count as seen together, the nearer the more."""

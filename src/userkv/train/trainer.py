@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from tqdm import tqdm
 
-from userkv.core.history_window import HistoryWindow
-from userkv.core.items import DEFAULT_RESERVED
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTUModel
+from userkv.ranking.history_window import HistoryWindow
+from userkv.ranking.item_codec import DEFAULT_RESERVED
 from userkv.train.batches import Batch, Batches
 from userkv.train.evaluate import VALIDATION, Case, Metrics, evaluate, item_counts, leave_out
 from userkv.train.initial import initialise
-from userkv.train.logs import Interactions, UserHistory
+from userkv.train.interactions import Interactions, UserHistory
 from userkv.train.negatives import NegativeSampler
 from userkv.train.packed import packed_logits
 from userkv.train.scorer import ModelScorer

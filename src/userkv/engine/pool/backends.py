@@ -4,12 +4,12 @@ from pathlib import Path
 
 import psutil
 
-from userkv.core.breaker import CircuitBreaker
+from userkv.cache.policies import LRU
+from userkv.cache.settings import CacheSettings
 from userkv.core.errors import InvalidSettingError
-from userkv.core.policies import LRU
 from userkv.core.pool_settings import PoolSettings
-from userkv.core.settings import CacheSettings
 from userkv.store.backend import PoolBackend
+from userkv.store.breaker import CircuitBreaker
 from userkv.store.guarded import GuardedBackend
 from userkv.store.local import LocalBackend, check_directory
 

@@ -26,17 +26,17 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from userkv.cache.settings import ENABLE
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.pool_settings import PoolSettings
-from userkv.core.settings import ENABLE
 from userkv.engine.manager import KVCacheManagerForGR
-from userkv.engine.pool.assemble import CONNECTOR, WorkerFacts, check_transfer_config, make_scheduler, make_worker
-from userkv.engine.pool.cores import spare_cores
-from userkv.engine.pool.messages import StepJobs
-from userkv.engine.pool.namespace import Namespaces
-from userkv.engine.pool.scheduler_half import SchedulerHalf
-from userkv.engine.pool.stats import PoolPromMetrics, PoolStats
-from userkv.engine.pool.worker_half import WorkerHalf
+from userkv.engine.pool.metrics import PoolPromMetrics, PoolStats
+from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
+from userkv.engine.pool.scheduler.namespace import Namespaces
+from userkv.engine.pool.setup import CONNECTOR, WorkerFacts, check_transfer_config, make_scheduler, make_worker
+from userkv.engine.pool.wire.messages import StepJobs
+from userkv.engine.pool.worker.connector_worker import WorkerHalf
+from userkv.engine.pool.worker.spare_cores import spare_cores
 from userkv.engine.request_adapter import lookup_of
 from userkv.store.backend import Tier
 

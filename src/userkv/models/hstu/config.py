@@ -16,7 +16,7 @@ class HSTUConfig(PretrainedConfig):
 
     Names and meaning follow the released code of "Actions Speak Louder than Words" (HSTU, Meta) and FuXi-alpha.
     ``vocab_size`` counts the items' tokens twice: a candidate's first token has an id of its own
-    (``userkv_ranking.candidate_offset``, see ``core/ranking.py``).
+    (``userkv_ranking.candidate_offset``, see ``ranking/prompt.py``).
 
     Args:
         num_items: tokens that items use, special tokens included.

@@ -11,14 +11,14 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from userkv.core.errors import UnsupportedEngineError
-from userkv.core.ranking import RankingFormat
-from userkv.core.ranking_keys import CONFIG_KEY
 from userkv.models.attention.metadata import attach_plan
 from userkv.models.hstu.attention import HSTUBackend
 from userkv.models.hstu.config import HSTUConfig
 from userkv.models.hstu.reference import HSTULayer, HSTUModel
 from userkv.models.ranking_model import RankingModel, RankingPooler
 from userkv.models.scorers import HeadScorer
+from userkv.ranking.config_keys import CONFIG_KEY
+from userkv.ranking.prompt import RankingFormat
 
 
 class HSTURankerLayer(HSTULayer):

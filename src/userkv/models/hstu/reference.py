@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
-from userkv.core.ranking import HISTORY
 from userkv.models.hstu.config import HSTUConfig
+from userkv.ranking.prompt import HISTORY
 
 
 class HSTULayer(nn.Module):

@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from userkv.core.ranking_keys import CONFIG_KEY
-from userkv.core.ranking_spec import RankingSpec
-from userkv.core.settings import CacheSettings
+from userkv.cache.settings import CacheSettings
+from userkv.ranking.config_keys import CONFIG_KEY
+from userkv.ranking.spec import RankingSpec
 from userkv.serving.rank.routes import STATE, router
 from userkv.serving.rank.scoring import LabelScorer, OnePassScorer
 from userkv.serving.rank.service import RankService

@@ -13,8 +13,8 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import MAX_LOGPROB_TOKEN_IDS
 
 from userkv.client.wire import CachedTokens, Item
-from userkv.core.ranking import RankingPrompt
-from userkv.core.ranking_spec import RankingSpec
+from userkv.ranking.prompt import RankingPrompt
+from userkv.ranking.spec import RankingSpec
 
 User = Mapping[str, Any]
 """``kv_transfer_params`` of a request; empty: the engine is to know of no user."""

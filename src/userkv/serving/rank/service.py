@@ -11,9 +11,9 @@ import numpy as np
 from userkv.client.request import BadFieldError
 from userkv.client.wire import Item, RankInfo, RankRequest
 from userkv.core.errors import InvalidUserRequestError, UserKVError
-from userkv.core.ranking import RankingPrompt
-from userkv.core.ranking_spec import ItemCode, ItemTable, RankingSpec
 from userkv.core.request import UserRequest
+from userkv.ranking.prompt import RankingPrompt
+from userkv.ranking.spec import ItemCode, ItemTable, RankingSpec
 from userkv.serving.rank.scoring import Scorer
 
 PREFILL = "prefill"

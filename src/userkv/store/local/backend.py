@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
+from userkv.cache.policies import LRU
 from userkv.core.errors import InvalidSettingError
-from userkv.core.policies import LRU
 from userkv.store.backend import PoolBackend, PoolUnavailableError, Region, Tier, TierUsage
 from userkv.store.checksum import prepare
 from userkv.store.local.arena import PAGE, Arena

@@ -7,11 +7,11 @@ import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
+from userkv.cache.policies import make_policy
+from userkv.cache.policies.grace import GracePeriod
+from userkv.cache.policies.lru import UserKVLRUManager
+from userkv.cache.policies.policy import EvictionPolicy
 from userkv.core.errors import IntegrityError
-from userkv.core.policies import make_policy
-from userkv.core.policies.grace import GracePeriod
-from userkv.core.policies.lru import UserKVLRUManager
-from userkv.core.policies.policy import EvictionPolicy
 from userkv.store.local.arena import Arena, Block
 from userkv.store.local.ssd_files import USER_BYTES, file_cost
 

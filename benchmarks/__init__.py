@@ -1,0 +1,1 @@
+"""Benchmarks of UserKV; they need the checkout. See docs/benchmarks.md."""

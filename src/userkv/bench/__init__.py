@@ -1,1 +1,0 @@
-"""Real input: readers of recommendation logs, workloads, a generator and the replay driver."""

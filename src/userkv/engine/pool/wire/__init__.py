@@ -1,0 +1,1 @@
+"""What scheduler and workers send each other: jobs within a step, and the lookup RPC."""

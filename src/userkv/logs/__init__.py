@@ -1,0 +1,1 @@
+"""Readers of recommendation logs and workload files. Used by ``replay`` and ``train``."""
