@@ -27,7 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from userkv.core.request import UserKey
 from userkv.core.tokens import as_tokens
 from userkv.engine.pool.connector import PoolHandshake, PoolWorkerMetadata
-from userkv.engine.pool.setup import WorkerFacts
+from userkv.engine.pool.setup import WorkerInfo
 from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupServer
 from userkv.engine.pool.wire.messages import Saved
 from userkv.engine.pool.worker.lookup_handler import answer
@@ -152,7 +152,7 @@ def pool_of(block_size: int) -> Iterator[tuple[str, Connection]]:
 def attach_pool(engine: Engine, endpoint: str, pipe: Connection) -> str:
     """Connect a scheduler with UserKV's connector to the pool; returns the namespace of its users' KV."""
     connector = engine.scheduler.connector
-    connector.set_xfer_handshake_metadata({0: PoolHandshake(WorkerFacts(endpoint, "bench", BLOCK_NBYTES))})
+    connector.set_xfer_handshake_metadata({0: PoolHandshake(WorkerInfo(endpoint, "bench", BLOCK_NBYTES))})
     engine.saved = pipe.send
     namespace: str = connector._namespaces.of(UserKey("anybody"), 0)
     return namespace

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
 from userkv.sim.blocks import SimBlock
@@ -48,11 +48,11 @@ class CountingPool:
         self.references -= sum(1 for _ in ordered_blocks)
 
 
-def lookup(number: int, tokens: int = HISTORY) -> UserLookup:
+def lookup(number: int, tokens: int = HISTORY) -> CacheRequest:
     name = f"user-{number:09d}"
     history = np.full(tokens, number % 1000, np.int32)
     history.flags.writeable = False
-    return UserLookup(UserKey(name), UserRequest(name, tokens), history)
+    return CacheRequest(UserKey(name), UserRequest(name, tokens), history)
 
 
 def blocks_of(tokens: int) -> Sequence[SimBlock]:
@@ -60,7 +60,7 @@ def blocks_of(tokens: int) -> Sequence[SimBlock]:
     return BLOCKS[: -(-tokens // BLOCK_SIZE)]
 
 
-def serve(cache: UserCache, number: int, user: UserLookup) -> None:
+def serve(cache: UserCache, number: int, user: CacheRequest) -> None:
     """One request of a user, from look-up to end."""
     request_id = str(number)
     hit = cache.find(request_id, user, len(user.history) + 1)
@@ -79,7 +79,7 @@ def per_operation(work: Callable[[int], None]) -> float:
     return float(np.median(times))
 
 
-def stages(cache: UserCache, users: Sequence[UserLookup], first: int) -> dict[str, float]:
+def stages(cache: UserCache, users: Sequence[CacheRequest], first: int) -> dict[str, float]:
     """Median microseconds of the steps of a request's life."""
     ids = [str(first + i) for i in range(OPERATIONS)]
     length = HISTORY + 1
@@ -121,10 +121,10 @@ def lookup_by_length() -> dict[str, float]:
     cache = UserCache(BLOCK_SIZE, 10**6, CountingPool(), CacheSettings())
     figures = {}
     for length in (1_000, 4_000, 16_000, 64_000):
-        user = UserLookup(UserKey("u"), UserRequest("u", length), as_tokens([7] * length))
+        user = CacheRequest(UserKey("u"), UserRequest("u", length), as_tokens([7] * length))
         serve(cache, length, user)
         history = as_tokens([7] * length)
-        again = [UserLookup(user.key, user.request, history) for _ in range(OPERATIONS)]
+        again = [CacheRequest(user.key, user.request, history) for _ in range(OPERATIONS)]
         figures[f"us, look-up of {length // 1000}k tokens"] = per_operation(
             lambda i, again=again, length=length: cache.find("look-up", again[i], length + 1) and None
         )

@@ -49,7 +49,7 @@ class AskedCommit:
 
 
 class FakeAgreedPool:
-    """In place of ``AgreedPool``: notes what is asked; the test answers, when and from which thread it wants."""
+    """In place of ``PoolClient``: notes what is asked; the test answers, when and from which thread it wants."""
 
     def __init__(self, num_ranks: int = 1) -> None:
         self.num_ranks = num_ranks

@@ -28,11 +28,11 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tests.support.oracle_pool import OraclePool
 from userkv.core.request import UserKey
 from userkv.engine.pool.connector import PoolWorkerMetadata
-from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
-from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
+from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.namespace import Namespaces
 from userkv.engine.pool.scheduler.saves import PoolSaves
-from userkv.engine.request_adapter import lookup_of
+from userkv.engine.request_adapter import cache_request_of
 from userkv.serving.demo_model import ensure_demo_model
 
 BLOCK_SIZE = 4
@@ -153,10 +153,10 @@ class OracleEngine:
             ttl_seconds=0,
             writer="oracle",
         )
-        keeper = PoolKeeper(self._saves, self.users.table)
+        keeper = HistorySaver(self._saves, self.users.table)
         self._saves.ended = keeper.save_ended
         self.oracle_pool.on_saved = self._saves.saved
-        half = SchedulerHalf(
+        half = ConnectorScheduler(
             self.oracle_pool,
             self.users,
             self._saves,
@@ -357,7 +357,7 @@ class OracleEngine:
         """Take over the step's block tables; returns where each request's computation starts."""
         started = {}
         for new in output.scheduled_new_reqs:
-            lookup = lookup_of(self.scheduler.requests[new.req_id])
+            lookup = cache_request_of(self.scheduler.requests[new.req_id])
             owner = lookup.key if lookup else None
             tokens, blocks = list(new.prompt_token_ids), list(new.block_ids[0])
             weights = self._loading_since.pop(new.req_id, self._weights)

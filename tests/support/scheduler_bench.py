@@ -6,11 +6,11 @@ from typing import Any
 from tests.support.agreed import COMMITTED, AskedLookup, FakeAgreedPool, NumberedPool
 from tests.support.records import BLOCK, answer_of, record_of
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
-from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
+from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.pool_client import UNKNOWN, PoolAnswer
 from userkv.engine.pool.scheduler.saves import PoolSaves
 from userkv.engine.pool.wire.messages import SaveJob, StepJobs
@@ -38,7 +38,7 @@ class Clock:
 class Running:
     """A request, as the engine knows it."""
 
-    lookup: UserLookup
+    lookup: CacheRequest
     num_tokens: int
     local: int = 0
     external: int = 0
@@ -56,10 +56,10 @@ class SchedulerBench:
         self.users = UserCache(BLOCK, num_blocks, self.blocks, CacheSettings(), clock=self.clock)
         self.namespace = "n1"
         self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 1000, 0, "w") if saves else None  # type: ignore[arg-type]
-        self.keeper = PoolKeeper(self.saves, self.users.table, self.clock) if self.saves is not None else None
+        self.keeper = HistorySaver(self.saves, self.users.table, self.clock) if self.saves is not None else None
         if self.saves is not None and self.keeper is not None:
             self.saves.ended = self.keeper.save_ended
-        self.half = SchedulerHalf(
+        self.half = ConnectorScheduler(
             self.pool,  # type: ignore[arg-type]
             self.users,
             self.saves,
@@ -80,7 +80,7 @@ class SchedulerBench:
     def arrive(self, name: str, history: list[int], user: str = "u", **switches: bool) -> None:
         """A request comes in."""
         self.clock.now += 1e-3
-        lookup = UserLookup(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
+        lookup = CacheRequest(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
         self.requests[name] = Running(lookup, len(history) + CANDIDATES)
         self.half.new_request(name, lookup, len(history) + CANDIDATES)
 

@@ -14,7 +14,7 @@ from tests.support.kv_layouts import BLOCKS, KINDS, KV, in_order
 from tests.support.memory_backend import MemoryBackend
 from tests.support.rpc import Caller, ipc_endpoint, wait_until
 from userkv.engine.pool.wire.messages import LoadJob, Saved, SaveJob, StepJobs
-from userkv.engine.pool.worker.connector_worker import WorkerHalf
+from userkv.engine.pool.worker.connector_worker import ConnectorWorker
 from userkv.engine.pool.worker.kv_layout import KVLayout
 from userkv.engine.pool.worker.kv_memory import HostKVMemory, KVMemory, StagedKVMemory
 from userkv.engine.pool.worker.mooncake_engine import MooncakeEngine
@@ -59,7 +59,7 @@ class WorkerBench:
         self.store = MooncakeUserStore(guarded, 1, 0, self.num_layers if layerwise else 0)
         self.engine = MooncakeEngine(self.store, layout, self.memory, layerwise=layerwise, parallel_gets=2, helpers=2)
         endpoint = ipc_endpoint()
-        self.worker = WorkerHalf(
+        self.worker = ConnectorWorker(
             self.engine,
             self.store,
             guarded,

@@ -52,7 +52,7 @@ class UserCacheListener(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class UserLookup:
+class CacheRequest:
     """A user request as the cache sees it; made once, when the engine receives the request.
 
     Attributes:
@@ -92,7 +92,7 @@ class _Found:
 class _Running:
     """A request that holds blocks."""
 
-    lookup: UserLookup
+    lookup: CacheRequest
     found: _Found
     start_tokens: int
     published: bool
@@ -142,11 +142,11 @@ class UserCache:
         self._found: dict[str, _Found] = {}
         self._running: dict[str, _Running] = {}
 
-    def arrive(self, request_id: str, lookup: UserLookup) -> None:
+    def arrive(self, request_id: str, lookup: CacheRequest) -> None:
         """A request waits to start: what HBM has of its user had better stay until then."""
         self._waiting.arrive(request_id, lookup.key)
 
-    def find(self, request_id: str, lookup: UserLookup, num_tokens: int) -> UserHit:
+    def find(self, request_id: str, lookup: CacheRequest, num_tokens: int) -> UserHit:
         """How much of the request's history HBM holds; may be asked again until the request starts.
 
         At most ``num_tokens - 1`` tokens hit, since the engine must compute one to have logits. A hit that ends inside
@@ -176,7 +176,7 @@ class UserCache:
         """What the last :meth:`find` for a request that has not started answered."""
         return self._found.get(request_id, _NOTHING).hit
 
-    def must_wait(self, request_id: str, lookup: UserLookup) -> bool:
+    def must_wait(self, request_id: str, lookup: CacheRequest) -> bool:
         """Whether the request should wait because another one computes the same history right now."""
         if not lookup.request.read:
             return False
@@ -184,7 +184,7 @@ class UserCache:
             request_id, lookup.key, lookup.history, lambda: lookup.held_by(self.table.get(lookup.key))
         )
 
-    def start(self, request_id: str, lookup: UserLookup, hit_tokens: int, start_tokens: int) -> None:
+    def start(self, request_id: str, lookup: CacheRequest, hit_tokens: int, start_tokens: int) -> None:
         """The request got its blocks and runs from now on. Only the first call for a request counts.
 
         Args:
@@ -262,7 +262,7 @@ class UserCache:
         self.table.release(running.lookup.key)
         self._keep_to_limit()
 
-    def make_room(self, missing: int, request_id: str = "", lookup: UserLookup | None = None) -> bool:
+    def make_room(self, missing: int, request_id: str = "", lookup: CacheRequest | None = None) -> bool:
         """Let go of ``missing`` blocks for an allocation; of none if all that can go would not be enough.
 
         Idle users go first, one after the other; the last one keeps the head of his history if his tail is enough. The
@@ -292,7 +292,7 @@ class UserCache:
             self._found[request_id] = _Found(entry, min(found.common, entry.num_tokens if entry else 0), wanted)
         return freed > 0
 
-    def keep_free(self, missing: int, spare: UserLookup | None = None) -> None:
+    def keep_free(self, missing: int, spare: CacheRequest | None = None) -> None:
         """Evict idle users, but not ``spare``'s, until ``missing`` blocks were let go or nobody idle is left."""
         if missing <= 0:
             return
@@ -353,7 +353,7 @@ class UserCache:
             self.listener.history_kept(request_id, running.lookup.key, entry)
         self._keep_to_limit()
 
-    def _share_with_prefixes(self, lookup: UserLookup, loaded_blocks: int) -> None:
+    def _share_with_prefixes(self, lookup: CacheRequest, loaded_blocks: int) -> None:
         entry = self.table.get(lookup.key)
         if lookup.request.write:  # What is not kept cannot be lost.
             held = 0 if entry is None else entry.num_blocks

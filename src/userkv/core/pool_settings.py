@@ -17,6 +17,9 @@ from userkv.core.errors import InvalidSettingError
 MIB = 1 << 20
 GIB = 1 << 30
 
+CONNECTOR = "MooncakeUserStoreConnector"
+"""Name of the KV connector that these settings are for."""
+
 BACKENDS = ("local", "mooncake")
 
 MOONCAKE_KEYS = (

@@ -7,8 +7,8 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import UserCache, UserLookup
-from userkv.engine.request_adapter import lookup_of
+from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.engine.request_adapter import cache_request_of
 
 
 class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
@@ -30,7 +30,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         self.blocks_asked_for = 0
         self._running: dict[str, Request] = {}
 
-    def find_user_cache_hit(self, request: Request, lookup: UserLookup) -> tuple[list[KVCacheBlock], int]:
+    def find_user_cache_hit(self, request: Request, lookup: CacheRequest) -> tuple[list[KVCacheBlock], int]:
         """The user's history in HBM: ``(blocks, tokens)``, token-exact; ``([], 0)`` if there is none.
 
         Where the tokens end inside a block, vLLM copies that block for the request before it writes to it.
@@ -38,7 +38,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         hit = self.users.find(request.request_id, lookup, request.num_tokens)
         return list(hit.blocks), hit.num_tokens
 
-    def start_user_request(self, request: Request, lookup: UserLookup, hit_tokens: int, start_tokens: int) -> None:
+    def start_user_request(self, request: Request, lookup: CacheRequest, hit_tokens: int, start_tokens: int) -> None:
         """The request has its blocks; see :meth:`UserCache.start`."""
         if request.request_id not in self._running:
             self._running[request.request_id] = request
@@ -52,7 +52,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
             possible = (request.num_tokens - 1) // self.block_size
             self.users.share.ordinary_request_starts(request.block_hashes[start_tokens // self.block_size : possible])
 
-    def spare_prefixes(self, num_new_tokens: int, lookup: UserLookup | None) -> None:
+    def spare_prefixes(self, num_new_tokens: int, lookup: CacheRequest | None) -> None:
         """Evict idle users before an allocation that would otherwise take the ordinary prefixes' share."""
         share = self.users.share.blocks if self._learns_share else 0
         if share:
@@ -62,7 +62,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
 
     def finish_request(self, request: Request) -> None:
         """The request's blocks are about to be freed: it ended, was aborted or preempted."""
-        if lookup_of(request) is None:
+        if cache_request_of(request) is None:
             if self._learns_share:
                 whole = _computed_tokens(request) // self.block_size
                 self.users.share.ordinary_request_ends(request.block_hashes[:whole])
@@ -77,7 +77,7 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
         # A user's blocks have no hashes; the table takes them once they are computed.
-        if lookup_of(request) is None:
+        if cache_request_of(request) is None:
             super().cache_blocks(request, num_computed_tokens)
 
     def new_step_starts(self) -> None:

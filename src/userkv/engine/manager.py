@@ -6,9 +6,9 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
-from userkv.engine.request_adapter import lookup_of
+from userkv.engine.request_adapter import cache_request_of
 
 
 class KVCacheManagerForGR(KVCacheManager):
@@ -33,7 +33,7 @@ class KVCacheManagerForGR(KVCacheManager):
         return 1.0 - free / total if total else 0.0
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if lookup is None:
             return super().get_computed_blocks(request)
         if not self.prefix_cache_lookup_enabled(request):
@@ -51,7 +51,7 @@ class KVCacheManagerForGR(KVCacheManager):
         num_external_computed_tokens: int = 0,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if num_new_tokens != 1:  # What single tokens take is made up for by the next prompt.
             self.coordinator.spare_prefixes(num_new_tokens + num_external_computed_tokens, lookup)
         start_tokens = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
@@ -87,24 +87,24 @@ class KVCacheManagerForGR(KVCacheManager):
 
     def estimate_cached_tokens(self, request: Request) -> int:
         # vLLM reports what a request added to the prefix cache; for a user that is his history.
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if lookup is None:
             return super().estimate_cached_tokens(request)
         return len(lookup.history) if lookup.request.write else 0
 
     def arrived(self, request: Request) -> None:
         """A request waits to be scheduled."""
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if lookup is not None:
             self.users.arrive(request.request_id, lookup)
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that has no blocks yet should wait for another one of its user (single flight)."""
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if lookup is None or request.num_computed_tokens or not self.prefix_cache_lookup_enabled(request):
             return False
         return self.users.must_wait(request.request_id, lookup)
 
-    def _make_room(self, request: Request, lookup: UserLookup | None) -> bool:
+    def _make_room(self, request: Request, lookup: CacheRequest | None) -> bool:
         lacking = self.coordinator.blocks_asked_for - self.block_pool.get_num_free_blocks()
         return self.users.make_room(max(lacking, 1), request.request_id, lookup)

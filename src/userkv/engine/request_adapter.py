@@ -10,7 +10,7 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from userkv.cache.user_cache import UserLookup
+from userkv.cache.user_cache import CacheRequest
 from userkv.core.errors import InvalidUserRequestError
 from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params
 from userkv.core.tokens import as_tokens
@@ -54,7 +54,7 @@ def user_params(sampling_params: Any, pooling_params: Any) -> Mapping[str, Any] 
     return None
 
 
-def lookup_of(request: Request) -> UserLookup | None:
+def cache_request_of(request: Request) -> CacheRequest | None:
     """The request's user look-up, or ``None`` if it is an ordinary request.
 
     Raises:
@@ -64,7 +64,7 @@ def lookup_of(request: Request) -> UserLookup | None:
     attributes = request.__dict__
     if _ATTRIBUTE not in attributes:
         attributes[_ATTRIBUTE] = _make_lookup(request)
-    lookup: UserLookup | None = attributes[_ATTRIBUTE]
+    lookup: CacheRequest | None = attributes[_ATTRIBUTE]
     return lookup
 
 
@@ -75,7 +75,7 @@ def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
     """
 
     def hash_blocks(request: Request) -> list[BlockHash]:
-        ordinary = lookup_of(request) is None
+        ordinary = cache_request_of(request) is None
         # vLLM calls this again for each token of output: from now on its own hasher, or none.
         request._block_hasher = hasher if ordinary else None
         return hasher(request) if ordinary else []
@@ -83,7 +83,7 @@ def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
     return hash_blocks
 
 
-def _make_lookup(request: Request) -> UserLookup | None:
+def _make_lookup(request: Request) -> CacheRequest | None:
     params = user_params(request.sampling_params, request.pooling_params)
     if params is None:
         return None
@@ -102,4 +102,4 @@ def _make_lookup(request: Request) -> UserLookup | None:
     name, path, number = (lora.lora_name, lora.lora_path, lora.lora_int_id) if lora is not None else ("", "", 0)
     scope = KVScope(name, path, request.cache_salt or "", number)
     key = UserKey(user.user_id, scope if scope != NO_SCOPE else NO_SCOPE)
-    return UserLookup(key, user, as_tokens(request.prompt_token_ids[: user.history_len]))
+    return CacheRequest(key, user, as_tokens(request.prompt_token_ids[: user.history_len]))

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 from userkv.engine import request_tiers
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.metrics import Sizes, attach_snapshot
-from userkv.engine.request_adapter import lookup_of
+from userkv.engine.request_adapter import cache_request_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler as _Base
@@ -35,7 +35,7 @@ class GRSchedulerMixin(_Base):
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         kv_params, ec_params = super()._free_request(request, delay_free_blocks)
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         return kv_params if lookup is None else request_tiers.attach(kv_params, lookup.tiers), ec_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:

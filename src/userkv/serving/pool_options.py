@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.pool_settings import PoolSettings
+from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.serving.demo_model import userkv_home
 
-CONNECTOR = "MooncakeUserStoreConnector"
 KINDS = ("local", "mooncake", "none")
 DIRECTORY_VARIABLE = "USERKV_POOL_DIR"
 TRANSFER_OPTIONS = ("--kv-transfer-config", "-kvt")

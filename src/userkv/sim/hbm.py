@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from userkv.cache.policies.policy import EvictionPolicy
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.sim.blocks import SimBlock, SimBlockPool
 from userkv.sim.trace import SimRequest, SimResult
@@ -23,7 +23,7 @@ class _Arrived(NamedTuple):
     """A request that waits."""
 
     name: str
-    lookup: UserLookup
+    lookup: CacheRequest
     num_tokens: int
 
 
@@ -83,7 +83,7 @@ class HbmSimulation:
         contract = UserRequest(request.user, len(request.history))
         arrived = _Arrived(
             str(self._count),
-            UserLookup(UserKey(request.user), contract, request.history),
+            CacheRequest(UserKey(request.user), contract, request.history),
             len(request.history) + request.new_tokens,
         )
         self.cache.arrive(arrived.name, arrived.lookup)

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.fake_pool import FakePool
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.errors import IntegrityError
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
@@ -27,10 +27,10 @@ class Bench:
         self.clock = Clock()
         self.cache = UserCache(BLOCK, num_blocks, self.pool, CacheSettings(**settings), clock=self.clock)  # type: ignore[arg-type]
 
-    def lookup(self, history: list[int], user: str = "u", **switches: bool) -> UserLookup:
-        return UserLookup(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
+    def lookup(self, history: list[int], user: str = "u", **switches: bool) -> CacheRequest:
+        return CacheRequest(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
 
-    def run(self, name: str, lookup: UserLookup, computed: int | None = None, loaded: int = 0) -> int:
+    def run(self, name: str, lookup: CacheRequest, computed: int | None = None, loaded: int = 0) -> int:
         """From look-up to end; returns the hit. ``computed``: tokens computed when it ends (default: all, and more)."""
         hit = self.cache.find(name, lookup, len(lookup.history) + 1)
         shared = list(hit.blocks[: hit.num_tokens // BLOCK])
@@ -175,7 +175,7 @@ class TestSingleFlight:
 
     HISTORY = tuple(range(10))
 
-    def leader(self, bench: Bench) -> UserLookup:
+    def leader(self, bench: Bench) -> CacheRequest:
         lookup = bench.lookup([*self.HISTORY])
         bench.cache.find("leader", lookup, 11)
         bench.cache.start("leader", lookup, 0, 0)

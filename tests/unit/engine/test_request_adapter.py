@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from userkv.core.errors import InvalidUserRequestError
 from userkv.core.request import UserKey
-from userkv.engine.request_adapter import lookup_of, skip_hashing_user_requests
+from userkv.engine.request_adapter import cache_request_of, skip_hashing_user_requests
 
 USER = {"user_id": "u", "history_len": 2}
 
@@ -28,7 +28,7 @@ def request(params: Any = None, pooling: bool = False, **fields: Any) -> Request
 
 @pytest.mark.parametrize("pooling", [False, True])
 def test_a_user_request(pooling: bool) -> None:
-    lookup = lookup_of(request(USER, pooling))
+    lookup = cache_request_of(request(USER, pooling))
     assert lookup is not None
     assert lookup.key == UserKey("u")
     assert lookup.history.tolist() == [5, 6]
@@ -37,7 +37,7 @@ def test_a_user_request(pooling: bool) -> None:
 @pytest.mark.parametrize("pooling", [False, True])
 def test_an_ordinary_request(pooling: bool) -> None:
     ordinary = request(None, pooling)
-    assert lookup_of(ordinary) is None
+    assert cache_request_of(ordinary) is None
     assert ordinary.block_hashes == [b"hash"]
 
 
@@ -64,7 +64,7 @@ def test_kv_of_other_adapters_and_tenants_is_kept_apart() -> None:
     adapter = LoRARequest("adapter", 1, "/nowhere")
     retrained = LoRARequest("adapter", 2, "/elsewhere")
     keys = [
-        lookup_of(one).key  # type: ignore[union-attr]
+        cache_request_of(one).key  # type: ignore[union-attr]
         for one in (
             request(USER),
             request(USER, lora_request=adapter),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.pool_settings import GIB, PoolSettings
+from userkv.core.pool_settings import CONNECTOR, GIB, PoolSettings
 from userkv.serving import pool_options
 
 
@@ -183,7 +183,7 @@ def test_vllm_takes_it() -> None:
     from vllm.config import KVTransferConfig
 
     config = KVTransferConfig(**pool_options.transfer_config(some()))
-    assert config.kv_connector == pool_options.CONNECTOR
+    assert config.kv_connector == CONNECTOR
     assert config.is_kv_transfer_instance
 
 

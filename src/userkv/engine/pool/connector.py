@@ -28,16 +28,16 @@ from vllm.v1.request import Request
 
 from userkv.cache.settings import ENABLE
 from userkv.core.errors import UnsupportedEngineError
-from userkv.core.pool_settings import PoolSettings
+from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.metrics import PoolPromMetrics, PoolStats
-from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
+from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.namespace import Namespaces
-from userkv.engine.pool.setup import CONNECTOR, WorkerFacts, check_transfer_config, make_scheduler, make_worker
+from userkv.engine.pool.setup import WorkerInfo, check_transfer_config, make_scheduler, make_worker
 from userkv.engine.pool.wire.messages import StepJobs
-from userkv.engine.pool.worker.connector_worker import WorkerHalf
+from userkv.engine.pool.worker.connector_worker import ConnectorWorker
 from userkv.engine.pool.worker.spare_cores import spare_cores
-from userkv.engine.request_adapter import lookup_of
+from userkv.engine.request_adapter import cache_request_of
 from userkv.store.backend import Tier
 
 
@@ -67,7 +67,7 @@ class PoolWorkerMetadata(KVConnectorWorkerMetadata):
 class PoolHandshake(KVConnectorHandshakeMetadata):
     """A worker's facts on their way to the scheduler."""
 
-    facts: WorkerFacts
+    facts: WorkerInfo
 
 
 class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -77,11 +77,11 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = check_transfer_config(vllm_config)
         self._manager: KVCacheManagerForGR | None = None
-        self._scheduler: SchedulerHalf | None = None
+        self._scheduler: ConnectorScheduler | None = None
         self._namespaces: Namespaces | None = None
         self._close_scheduler: Callable[[], None] = lambda: None
-        self._worker: WorkerHalf | None = None
-        self._facts: WorkerFacts | None = None
+        self._worker: ConnectorWorker | None = None
+        self._facts: WorkerInfo | None = None
         self._layers: dict[str, int] = {}
 
     @property
@@ -161,7 +161,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         facts = [handshake.facts for _, handshake in sorted(metadata.items()) if isinstance(handshake, PoolHandshake)]
         self.attach(*make_scheduler(self._vllm_config, self._settings, self._manager, facts))
 
-    def attach(self, half: SchedulerHalf, namespaces: Namespaces, close: Callable[[], None]) -> None:
+    def attach(self, half: ConnectorScheduler, namespaces: Namespaces, close: Callable[[], None]) -> None:
         """Take ``half`` as the scheduler's half; ``close`` ends what it uses."""
         assert self._manager is not None
         self._scheduler, self._namespaces, self._close_scheduler = half, namespaces, close
@@ -175,7 +175,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._manager.reset_prefix_cache()
 
     def on_new_request(self, request: Request) -> None:
-        lookup = lookup_of(request)
+        lookup = cache_request_of(request)
         if self._scheduler is not None and lookup is not None:
             adapter = request.lora_request.lora_int_id if request.lora_request is not None else 0
             self._scheduler.new_request(request.request_id, lookup, request.num_tokens, adapter)
@@ -245,7 +245,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.shutdown()
         self._close_scheduler()
 
-    def _note_completed_histories(self, half: SchedulerHalf, output: SchedulerOutput) -> None:
+    def _note_completed_histories(self, half: ConnectorScheduler, output: SchedulerOutput) -> None:
         """Tell which histories this step computes to their end."""
         assert self._manager is not None
         cached = output.scheduled_cached_reqs

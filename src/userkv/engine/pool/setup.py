@@ -14,16 +14,16 @@ import vllm
 from vllm.config import VllmConfig
 
 from userkv.core.errors import InvalidSettingError, UnsupportedEngineError
-from userkv.core.pool_settings import PoolSettings
+from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.backends import open_backend
-from userkv.engine.pool.scheduler.connector_scheduler import SchedulerHalf
-from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
+from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.namespace import Namespaces, code_fingerprint, weight_files, weights_fingerprint
-from userkv.engine.pool.scheduler.pool_client import AgreedPool
+from userkv.engine.pool.scheduler.pool_client import PoolClient
 from userkv.engine.pool.scheduler.saves import PoolSaves
 from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient
-from userkv.engine.pool.worker.connector_worker import WorkerHalf
+from userkv.engine.pool.worker.connector_worker import ConnectorWorker
 from userkv.engine.pool.worker.kv_layout import KVLayout
 from userkv.engine.pool.worker.kv_memory import kv_memory
 from userkv.engine.pool.worker.mooncake_engine import MooncakeEngine
@@ -33,11 +33,9 @@ from userkv.store.user_store import MooncakeUserStore
 
 logger = logging.getLogger(__name__)
 
-CONNECTOR = "MooncakeUserStoreConnector"
-
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerInfo:
     """What the scheduler must know of a worker: where to call it, and how its KV lies in memory."""
 
     endpoint: str
@@ -84,7 +82,7 @@ def check_transfer_config(config: VllmConfig) -> PoolSettings:
 
 def make_worker(
     config: VllmConfig, settings: PoolSettings, kv_caches: Mapping[str, torch.Tensor], num_blocks: int, rank: int
-) -> tuple[WorkerHalf, WorkerFacts]:
+) -> tuple[ConnectorWorker, WorkerInfo]:
     """The half that runs in the worker of a rank, with the pool opened and the KV memory registered.
 
     Raises:
@@ -102,7 +100,7 @@ def make_worker(
     num_layers = len(ordered) if settings.use_layerwise else 0
     store = MooncakeUserStore(backend, world_size, rank, num_layers)
     endpoint = _endpoint(config, settings, rank)
-    worker = WorkerHalf(
+    worker = ConnectorWorker(
         MooncakeEngine(
             store,
             layout,
@@ -126,23 +124,23 @@ def make_worker(
         for name, layer in config.compilation_config.static_forward_context.items()
         if name in ordered
     }
-    return worker, WorkerFacts(endpoint, f"{layout.description} {sorted(kernels)}", layout.block_nbytes)
+    return worker, WorkerInfo(endpoint, f"{layout.description} {sorted(kernels)}", layout.block_nbytes)
 
 
 def make_scheduler(
-    config: VllmConfig, settings: PoolSettings, manager: KVCacheManagerForGR, workers: list[WorkerFacts]
-) -> tuple[SchedulerHalf, Namespaces, Callable[[], None]]:
+    config: VllmConfig, settings: PoolSettings, manager: KVCacheManagerForGR, workers: list[WorkerInfo]
+) -> tuple[ConnectorScheduler, Namespaces, Callable[[], None]]:
     """The half that runs in the scheduler's process, its namespaces, and a function that ends it."""
     transfer, block_size = config.kv_transfer_config, manager.coordinator.block_size
     assert transfer is not None
     saves: PoolSaves | None = None
-    keeper: PoolKeeper | None = None
+    keeper: HistorySaver | None = None
     client = MooncakeLookupClient(
         [worker.endpoint for worker in workers],
         settings.lookup_timeout_ms / 1000,
         lambda rank, notice: saves.saved(notice.job_id, notice.ok, notice.dropped) if saves is not None else None,
     )
-    pool = AgreedPool(client)
+    pool = PoolClient(client)
     if settings.saves(transfer.kv_role):
         saves = PoolSaves(
             pool,
@@ -154,7 +152,7 @@ def make_scheduler(
             settings.ttl_seconds,
             f"{socket.gethostname()}:{os.getpid()}",
         )
-        keeper = PoolKeeper(saves, manager.users.table)
+        keeper = HistorySaver(saves, manager.users.table)
         saves.ended = keeper.save_ended
     world_size = config.parallel_config.world_size
     if world_size > 1:
@@ -162,7 +160,7 @@ def make_scheduler(
     namespaces = Namespaces(
         _model_name(config), settings.weights_version or _weights_version(config), _facts(config, settings, workers)
     )
-    half = SchedulerHalf(
+    half = ConnectorScheduler(
         pool,
         manager.users,
         saves,
@@ -177,7 +175,7 @@ def make_scheduler(
     return half, namespaces, client.close
 
 
-def _facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerFacts]) -> Any:
+def _facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerInfo]) -> Any:
     model = config.model_config
     hf_config = {
         name: value

@@ -35,11 +35,11 @@ from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.metrics.loggers import StatLoggerManager
 
 from userkv.cache.settings import VLLM_STYLE_NAMES, CacheSettings
+from userkv.core.pool_settings import CONNECTOR
 from userkv.engine import metrics, ranking_requests, request_tiers, support
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.connector import MooncakeUserStoreConnector
-from userkv.engine.pool.setup import CONNECTOR
 from userkv.engine.request_adapter import parse_user_request, skip_hashing_user_requests, user_params
 from userkv.engine.scheduler import with_users
 

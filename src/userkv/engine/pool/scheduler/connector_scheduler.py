@@ -1,6 +1,6 @@
 """The connector in the scheduler: what to load, what to save, and when.
 
-It decides nothing about bytes: it asks the pool (through :class:`AgreedPool`, which never blocks), keeps its answers by
+It decides nothing about bytes: it asks the pool (through :class:`PoolClient`, which never blocks), keeps its answers by
 request, and turns them into jobs for the workers. Scheduler thread only, but for the callbacks that say so.
 """
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from userkv.cache.block_table import UserEntry
-from userkv.cache.user_cache import UserCache, UserLookup
+from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.request import UserKey
 from userkv.engine.pool.metrics import PoolStats
-from userkv.engine.pool.scheduler.history_saver import PoolKeeper
+from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.loads import Load, PoolLoads
-from userkv.engine.pool.scheduler.pool_client import AgreedPool, PoolAnswer
-from userkv.engine.pool.scheduler.pool_request import MOST_QUESTIONS, Asking
+from userkv.engine.pool.scheduler.pool_client import PoolAnswer, PoolClient
+from userkv.engine.pool.scheduler.pool_request import MOST_QUESTIONS, PoolRequest
 from userkv.engine.pool.scheduler.saves import History, PoolSaves
 from userkv.engine.pool.wire.messages import StepJobs
 from userkv.records.keys import pool_uid
@@ -24,7 +24,7 @@ from userkv.records.load_plan import plan_load
 from userkv.store.backend import Tier
 
 
-class SchedulerHalf:
+class ConnectorScheduler:
     """What the connector does in the scheduler's process. Implements :class:`UserCacheListener`.
 
     Args:
@@ -44,10 +44,10 @@ class SchedulerHalf:
 
     def __init__(
         self,
-        pool: AgreedPool,
+        pool: PoolClient,
         users: UserCache,
         saves: PoolSaves | None,
-        keeper: PoolKeeper | None,
+        keeper: HistorySaver | None,
         block_size: int,
         namespace_of: Callable[[UserKey, int], str],
         new_weights: Callable[[], None],
@@ -70,12 +70,12 @@ class SchedulerHalf:
         self._load_async = load_async
         self._save_during_forward = save_during_forward
         self._clock = clock
-        self._requests: dict[str, Asking] = {}
+        self._requests: dict[str, PoolRequest] = {}
         self._over: list[str] = []
 
-    def new_request(self, request_id: str, lookup: UserLookup, num_tokens: int, adapter_id: int = 0) -> None:
+    def new_request(self, request_id: str, lookup: CacheRequest, num_tokens: int, adapter_id: int = 0) -> None:
         """A request has arrived: ask the pool early, unless HBM has all that it could hit."""
-        asking = Asking(lookup, adapter_id, pool_uid(lookup.key), self._namespace_of(lookup.key, adapter_id))
+        asking = PoolRequest(lookup, adapter_id, pool_uid(lookup.key), self._namespace_of(lookup.key, adapter_id))
         self._requests[request_id] = asking
         in_hbm = lookup.held_by(self._users.table.get(lookup.key))
         asking.in_hbm = in_hbm == len(lookup.history)
@@ -238,29 +238,29 @@ class SchedulerHalf:
             asking.rename("" if asking.started else self._namespace_of(asking.lookup.key, asking.adapter_id))
             self._cancel_save(asking)
 
-    def _check_pool(self, asking: Asking) -> None:
+    def _check_pool(self, asking: PoolRequest) -> None:
         entry = self._users.table.get(asking.lookup.key)
         may_save = asking.namespace and asking.lookup.request.write
         if self._keeper is not None and entry is not None and asking.in_hbm and may_save:
             self._keeper.check(asking.history(entry), entry)
 
-    def _may_have_since(self, asking: Asking) -> int:
+    def _may_have_since(self, asking: PoolRequest) -> int:
         """How many tokens of the user the pool may have by now, since a save has ended after it was asked."""
         if self._keeper is None or asking.times_asked >= MOST_QUESTIONS:
             return 0  # Nobody waits for ever for a user who is saved again and again.
         return self._keeper.saved_since(asking.lookup.key, asking.asked_at)
 
-    def _trusted_answer(self, asking: Asking) -> PoolAnswer | None:
+    def _trusted_answer(self, asking: PoolRequest) -> PoolAnswer | None:
         """What the pool said of the user, unless something newer is known: a load that failed, a save that ended."""
         failed = asking.load is not None and not asking.load.ok
         if failed or self._keeper is None or not self._keeper.trusts(asking.lookup.key, asking.asked_at):
             return None
         return asking.answer
 
-    def _cancel_save(self, asking: Asking) -> None:
+    def _cancel_save(self, asking: PoolRequest) -> None:
         if asking.save is not None and self._saves is not None:
             self._saves.cancel(asking.save)
             asking.save = None
 
-    def _reads_pool(self, asking: Asking) -> bool:
+    def _reads_pool(self, asking: PoolRequest) -> bool:
         return self._may_load and asking.lookup.request.read and bool(asking.namespace)

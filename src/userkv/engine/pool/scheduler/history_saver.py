@@ -26,7 +26,7 @@ class _Checked:
     saved_at: float = 0.0
 
 
-class PoolKeeper:
+class HistorySaver:
     """Starts saves, one per user at a time. Scheduler thread only, but for :meth:`save_ended`.
 
     A save may fail or be dropped, and the pool may forget a user whose requests all hit HBM: so the pool is asked again

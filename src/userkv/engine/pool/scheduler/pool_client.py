@@ -52,7 +52,7 @@ class CommitAnswer:
     garbage: tuple[Extent, ...] = ()
 
 
-class AgreedPool:
+class PoolClient:
     """The pool as the scheduler sees it. Any thread; answers come on the RPC client's thread."""
 
     def __init__(self, client: MooncakeLookupClient) -> None:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from userkv.cache.block_table import UserEntry
-from userkv.cache.user_cache import UserLookup
+from userkv.cache.user_cache import CacheRequest
 from userkv.core.tokens import common_prefix
 from userkv.engine.pool.scheduler.loads import Load
-from userkv.engine.pool.scheduler.pool_client import AgreedPool, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import PoolAnswer, PoolClient
 from userkv.engine.pool.scheduler.saves import History, Save
 from userkv.records.load_plan import ExtentRead, plan_load
 
@@ -18,7 +18,7 @@ MOST_QUESTIONS = 4
 
 
 @dataclass(slots=True, eq=False)
-class Asking:
+class PoolRequest:
     """A request, from its arrival to its end. Scheduler thread only, but for the answer, which comes on another one.
 
     Attributes:
@@ -37,7 +37,7 @@ class Asking:
 
     """
 
-    lookup: UserLookup
+    lookup: CacheRequest
     adapter_id: int
     uid: str
     namespace: str
@@ -66,7 +66,7 @@ class Asking:
         """What to save of the user, as HBM has it."""
         return History(self.lookup.key, self.uid, self.namespace, entry.tokens, entry.blocks)
 
-    def ask(self, pool: AgreedPool, block_size: int, now: float) -> None:
+    def ask(self, pool: PoolClient, block_size: int, now: float) -> None:
         """Ask the pool; until it answers, there is no :attr:`answer`."""
         self.asked_at = now
         self.times_asked += 1

@@ -17,7 +17,7 @@ from typing import Any
 from userkv.cache.block_table import BlockPool
 from userkv.core.request import UserKey
 from userkv.core.tokens import TokenArray
-from userkv.engine.pool.scheduler.pool_client import AgreedPool, CommitAnswer, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import CommitAnswer, PoolAnswer, PoolClient
 from userkv.engine.pool.wire.messages import SaveJob
 from userkv.records.save_plan import SavePlan, plan_save
 
@@ -88,7 +88,7 @@ class PoolSaves:
 
     def __init__(
         self,
-        pool: AgreedPool,
+        pool: PoolClient,
         block_pool: BlockPool,
         block_size: int,
         max_extent_blocks: int,

@@ -28,7 +28,7 @@ JOIN_SECONDS = 5.0
 """How long shutdown waits for transfers that are running, for all of them together; see ``serving/launch.py``."""
 
 
-class WorkerHalf:
+class ConnectorWorker:
     """What the connector does in a worker. Called by the thread that computes, but for what says otherwise.
 
     Args:

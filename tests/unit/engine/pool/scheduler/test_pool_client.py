@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.records import BLOCK, record_of
 from tests.support.rpc import PATIENCE, ipc_endpoint, wait_until
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, AgreedPool, CommitAnswer, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer, PoolClient
 from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
 from userkv.engine.pool.wire.messages import (
     Call,
@@ -72,7 +72,7 @@ class Bench:
             server = MooncakeLookupServer(ipc_endpoint(), rank.answer)
             stack.callback(server.close)
             endpoints.append(server.endpoint)
-        self.pool = AgreedPool(MooncakeLookupClient(endpoints, timeout, lambda rank, notice: None))
+        self.pool = PoolClient(MooncakeLookupClient(endpoints, timeout, lambda rank, notice: None))
         stack.callback(self.pool.close)
 
     def lookup(self, uid: str = "u", namespace: str = "n") -> PoolAnswer:
@@ -257,7 +257,7 @@ def test_what_all_ranks_have_is_what_is_usable(data: st.DataObject) -> None:
     vote = st.lists(st.sampled_from(["", "dram", "ssd"]), min_size=len(extents), max_size=len(extents))
     votes = [tuple(tiers) for tiers in data.draw(st.lists(vote, min_size=1, max_size=3))]
     answers: list[PoolAnswer] = []
-    AgreedPool(Votes(record, votes)).lookup("u", "n", answers.append)  # type: ignore[arg-type]
+    PoolClient(Votes(record, votes)).lookup("u", "n", answers.append)  # type: ignore[arg-type]
     present = [all(tiers[i] for tiers in votes) for i in range(len(extents))]
     usable = usable_part(record, present)
     assert answers[0].usable == usable
