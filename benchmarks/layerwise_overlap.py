@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from userkv.core.sizes import GIB
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from one_at_a_time import Asker, pool_engine
@@ -45,7 +47,6 @@ from userkv.store.regions import total_bytes
 
 MODEL = {"hidden_size": 512, "num_hidden_layers": 16, "num_attention_heads": 8, "intermediate_size": 1536}
 BLOCK = 128
-GIB = 1 << 30
 LAYERWISE, BEFORE = "layerwise", "before"
 MODES: dict[str, dict[str, Any]] = {LAYERWISE: {"use_layerwise": True}, BEFORE: {"load_async": False}}
 LOCAL, MOONCAKE, LINK = POOLS = ("local", "mooncake", "link")

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from userkv.core.sizes import MIB
 from userkv.engine.pool.wire.messages import LoadJob, SaveJob
 from userkv.engine.pool.worker.kv_layout import KVLayout
 from userkv.engine.pool.worker.kv_memory import HostKVMemory
@@ -33,7 +34,6 @@ from userkv.store.backend import PoolBackend, Region
 from userkv.store.local import LocalBackend
 from userkv.store.user_store import MooncakeUserStore
 
-MIB = 1 << 20
 SIZES = (1 * MIB, 8 * MIB, 64 * MIB)
 EXTENT = 16 * MIB
 ALIGNMENT = 64

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.suite import workloads
 from benchmarks.suite.system import Sizes
 from benchmarks.suite.workloads import TOKENS_PER_ITEM
+from userkv.core.sizes import MIB
 from userkv.logs.work_request import WorkRequest
 
 BLOCK_SIZE = 128
@@ -25,7 +26,6 @@ HBM_SHARE = 0.25
 LEAST_PROMPTS = 4
 """The engine's cache holds at least so many of the longest prompts: below, requests wait for blocks, not for tokens."""
 
-MIB = 2**20
 AMPLE = 2048 * MIB
 
 NO_CACHE, APC = ("no-cache",), ("apc",)

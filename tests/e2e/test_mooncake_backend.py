@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.backends import Memory, closing, filled, read
-from tests.support.mooncake import MIB, Master, client_server, clients, owner, wait_for
+from tests.support.mooncake import Master, client_server, clients, owner, wait_for
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import MIB
 from userkv.store.backend import (
     ObjectCorruptError,
     ObjectMissingError,

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.engine import Answer, Ask, Engine, metric, random_tokens
-from tests.support.mooncake import MIB, Master, Server, owner
+from tests.support.mooncake import Master, Server, owner
 from tests.support.pool_engine import assert_same, history_of, pool_engine, save_and_leave_hbm, saved, wait_for
+from userkv.core.sizes import MIB
 
 pytestmark = pytest.mark.e2e
 

@@ -15,13 +15,13 @@ import mooncake
 import psutil
 
 from tests.support.backends import closing
+from userkv.core.sizes import MIB
 from userkv.store.backend import PoolBackend, PoolUnavailableError
 from userkv.store.mooncake.backend import MooncakeBackend
 from userkv.store.mooncake.config import MooncakeConfig
 from userkv.store.mooncake.master import ask_master
 
 BINARIES = Path(mooncake.__path__[0])
-MIB = 1 << 20
 PATIENCE = 20.0
 LEASE_MS = 300
 

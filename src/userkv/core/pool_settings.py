@@ -1,21 +1,21 @@
 """Settings of the pool: ``kv_connector_extra_config`` of vLLM's ``--kv-transfer-config``.
 
-Sizes are a number of bytes or text: ``"4GiB"``, ``"512MB"``, ``"1g"``. ``KB``, ``MB``, ``GB`` and ``TB`` are powers of
-1000; ``KiB`` and so on, and a bare ``k``, ``m``, ``g`` or ``t``, are powers of 1024.
+Sizes are a number of bytes or text such as ``"4GiB"``; see ``sizes.py``.
 """
 
 import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import GIB, MIB, format_size, parse_size
 
-MIB = 1 << 20
-GIB = 1 << 30
+DEFAULT_EXTENT_BYTES = 16 * MIB
+DEFAULT_LOCAL_DRAM_BYTES = 1 * GIB
+DEFAULT_LOCAL_SSD_BYTES = 8 * GIB
 
 CONNECTOR = "MooncakeUserStoreConnector"
 """Name of the KV connector that these settings are for."""
@@ -82,10 +82,10 @@ class PoolSettings:
     lookup_timeout_ms: int = 500
     max_queued_saves: int = 64
     load_threads: int = 2
-    extent_bytes: int = 16 * MIB
+    extent_bytes: int = DEFAULT_EXTENT_BYTES
     local_dir: str = ""
-    local_dram_bytes: int = GIB
-    local_ssd_bytes: int = 8 * GIB
+    local_dram_bytes: int = DEFAULT_LOCAL_DRAM_BYTES
+    local_ssd_bytes: int = DEFAULT_LOCAL_SSD_BYTES
     mooncake: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
@@ -137,26 +137,6 @@ class PoolSettings:
             )
 
 
-def parse_size(name: str, value: Any) -> int:
-    """A number of bytes from an integer or text (see the module's docstring).
-
-    Raises:
-        InvalidSettingError: it is no size.
-
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    if match is None:
-        raise InvalidSettingError(f'{name} must be a size such as "4GiB" or a number of bytes, not {value!r}')
-    number, prefix, binary, byte = match.groups()
-    step = 1000 if byte and not binary else 1024
-    return int(float(number) * step ** (" kmgt".index(prefix) if prefix else 0))
-
-
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *(?:([kmgt])(i?)(b?)|b)?")
-
-
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidSettingError(f"{name} must be text in quotes, not {value!r}")
@@ -189,7 +169,7 @@ def _count(least: int, most: int | None = None) -> Callable[[str, Any], int]:
 def _extent_size(name: str, value: Any) -> int:
     size = parse_size(name, value)
     if size == 0:
-        raise InvalidSettingError(f'{name} must not be 0; leave it out for "16MiB"')
+        raise InvalidSettingError(f"{name} must not be 0; leave it out for {format_size(DEFAULT_EXTENT_BYTES)}")
     return size
 
 

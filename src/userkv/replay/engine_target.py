@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 
 from userkv.cache import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.core.sizes import GIB
 from userkv.replay.target import Outcome
 from userkv.serving import launch
 
@@ -146,5 +147,5 @@ def prepare_environment(users: bool) -> None:
 def _default_arguments() -> dict[str, Any]:
     if launch.vllm_is_for_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         # vLLM itself would take most of the machine's memory.
-        return {"kv_cache_memory_bytes": int(launch.DEFAULT_KV_CACHE_GIB * 2**30)}
+        return {"kv_cache_memory_bytes": int(launch.DEFAULT_KV_CACHE_GIB * GIB)}
     return {}

@@ -16,6 +16,7 @@ import psutil
 
 from userkv.cache import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
+from userkv.core.sizes import GIB
 from userkv.ranking.config_keys import CONFIG_KEY
 from userkv.serving import pool_options
 from userkv.serving.demo_model import DEMO_ENGINE_ARGUMENTS, DEMO_MODEL_NAME, DEMO_RANKER_NAME
@@ -127,7 +128,7 @@ def plan_launch(args: argparse.Namespace, env: Mapping[str, str], *, on_cpu: boo
         raise UserKVError(f"unexpected argument {passthrough[0]!r}; name the model with --model")
     if args.kv_cache_gib is not None and not args.kv_cache_gib > 0:
         raise InvalidSettingError(f"--kv-cache-gib must be more than 0, not {args.kv_cache_gib:g}")
-    if on_cpu and args.kv_cache_gib is not None and args.kv_cache_gib * 2**30 > psutil.virtual_memory().total:
+    if on_cpu and args.kv_cache_gib is not None and args.kv_cache_gib * GIB > psutil.virtual_memory().total:
         raise InvalidSettingError(f"--kv-cache-gib {args.kv_cache_gib:g} is more than this machine's memory; set less")
     environment = _environment(args, env)
     # vLLM takes underscores, and a part of the option ("--kv-transfer-config.kv_role"), too.
@@ -205,7 +206,7 @@ def _kv_cache_arguments(gib: float | None, env: Mapping[str, str], on_cpu: bool)
         if not on_cpu or env.get(_KV_SPACE_VARIABLE):
             return ()
         gib = DEFAULT_KV_CACHE_GIB
-    return "--kv-cache-memory-bytes", str(int(gib * 2**30))
+    return "--kv-cache-memory-bytes", str(int(gib * GIB))
 
 
 def vllm_is_for_cpu() -> bool:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import format_size
 
 DEFAULT_PORT = 50051
 DEFAULT_METRICS_PORT = 9003
@@ -61,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _start(args: argparse.Namespace) -> int:
     from userkv.serving.pool_master import LOG_NAME, start_master
-    from userkv.store.mooncake.config import CONFIG_NAME
+    from userkv.store.mooncake.config import CONFIG_NAME, DEFAULT_SEGMENT_SIZE
 
     directory = _directory(args)
     ssd = str(Path(args.ssd).expanduser().absolute()) if args.ssd else ""
@@ -71,7 +72,8 @@ def _start(args: argparse.Namespace) -> int:
     print(f"Log: {directory / LOG_NAME}\nSettings of this machine's engines: {config}\n")
     print(json.dumps(pool.client_settings(), indent=2))
     print("\nUse it:  userkv serve --pool mooncake" + (f"  (with MOONCAKE_CONFIG_PATH={config})" if args.dir else ""))
-    print("It lends 1 GiB of each engine's memory to the pool: global_segment_size.\n")
+    segment = format_size(DEFAULT_SEGMENT_SIZE)
+    print(f"It lends {segment} of each engine's memory to the pool: global_segment_size.\n")
     if pool.ssd_directory:
         print(
             "Mooncake has no working limit for the files: they grow to about 70-90 % of the disk, and then the pool\n"
@@ -99,7 +101,7 @@ def _status(args: argparse.Namespace) -> int:
         return NOT_RUNNING
     print(f"clients  {status.clients}\nobjects  {status.keys}")
     for tier, used, budget in status.usage():
-        print(f"{tier.value:8} {used / 2**20:.1f} of {budget / 2**20:.0f} MiB")
+        print(f"{tier.value:8} {format_size(used)} of {format_size(budget)}")
     return 0
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 
 from userkv.core.errors import InvalidSettingError
-from userkv.store.mooncake.config import CONFIG_NAME, is_private
+from userkv.core.sizes import format_size
+from userkv.store.mooncake.config import CONFIG_NAME, DEFAULT_BUFFER_SIZE, DEFAULT_SEGMENT_SIZE, is_private
 
 STATE_NAME = "pool.json"
 LOG_NAME = "master.log"
@@ -77,8 +78,8 @@ class Pool:
             "metrics_address": self.metrics_address,
             "protocol": "tcp",
             "device_name": "",
-            "global_segment_size": "1GiB",
-            "local_buffer_size": "128MiB",
+            "global_segment_size": format_size(DEFAULT_SEGMENT_SIZE).replace(" ", ""),
+            "local_buffer_size": format_size(DEFAULT_BUFFER_SIZE).replace(" ", ""),
         }
         if self.host in ("127.0.0.1", "localhost"):
             settings["local_hostname"] = "127.0.0.1"

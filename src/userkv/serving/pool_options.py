@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.pool_settings import CONNECTOR, PoolSettings
+from userkv.core.pool_settings import (
+    CONNECTOR,
+    DEFAULT_LOCAL_DRAM_BYTES,
+    DEFAULT_LOCAL_SSD_BYTES,
+    PoolSettings,
+)
+from userkv.core.sizes import format_size
 from userkv.serving.demo_model import userkv_home
 
 KINDS = ("local", "mooncake", "none")
@@ -38,8 +44,9 @@ def add_options(parser: argparse.ArgumentParser, default: str = "local") -> None
         metavar="DIR",
         help=f"directory of the local pool's disk tier (default: ${DIRECTORY_VARIABLE}, else pool/ in USERKV_HOME)",
     )
-    group.add_argument("--pool-dram", metavar="SIZE", help="memory of the local pool, such as 4GiB (default: 1GiB)")
-    group.add_argument("--pool-ssd", metavar="SIZE", help="disk space of the local pool (default: 8GiB; 0: no disk)")
+    dram, ssd = format_size(DEFAULT_LOCAL_DRAM_BYTES), format_size(DEFAULT_LOCAL_SSD_BYTES)
+    group.add_argument("--pool-dram", metavar="SIZE", help=f"memory of the local pool, such as 4GiB (default: {dram})")
+    group.add_argument("--pool-ssd", metavar="SIZE", help=f"disk space of the local pool (default: {ssd}; 0: no disk)")
     group.add_argument(
         "--pool-option",
         metavar="NAME=VALUE",
@@ -125,10 +132,10 @@ def describe(options: Mapping[str, Any] | None) -> str:
     if options["backend"] == "mooncake":
         return "Mooncake Store"
     settings = PoolSettings.from_extra_config(options)
-    memory = f"{settings.local_dram_bytes / 2**30:g} GiB of memory"
+    memory = f"{format_size(settings.local_dram_bytes)} of memory"
     if not settings.local_ssd_bytes:
         return memory
-    return f"{memory}, {settings.local_ssd_bytes / 2**30:g} GiB in {settings.local_dir}"
+    return f"{memory}, {format_size(settings.local_ssd_bytes)} in {settings.local_dir}"
 
 
 def _named(words: Sequence[str]) -> dict[str, Any]:

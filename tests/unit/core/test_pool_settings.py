@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.pool_settings import MOONCAKE_KEYS, PoolSettings, parse_size
+from userkv.core.pool_settings import MOONCAKE_KEYS, PoolSettings
 
 
 def test_defaults() -> None:
@@ -102,33 +102,6 @@ def test_an_option_that_resembles_none(name: object) -> None:
 def test_bad_values_are_named(name: str, value: object) -> None:
     with pytest.raises(InvalidSettingError, match=f"^{name} must"):
         PoolSettings.from_extra_config({name: value})
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4GiB", 4 << 30),
-        ("512MB", 512_000_000),
-        ("1g", 1 << 30),
-        ("1 kb", 1000),
-        ("1k", 1024),
-        ("1.5 TiB", 3 << 39),
-        (" 2mib ", 2 << 20),
-        ("100b", 100),
-        ("100", 100),
-        ("0", 0),
-        (0, 0),
-        (7, 7),
-    ],
-)
-def test_sizes(text: object, size: int) -> None:
-    assert parse_size("x", text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "1e9", "1i", "1ib", "0x10", "\u0661GiB", "1.GiB", "1 2", "9" * 16])
-def test_no_sizes(text: str) -> None:
-    with pytest.raises(InvalidSettingError, match='must be a size such as "4GiB"'):
-        parse_size("x", text)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from userkv.core.errors import InvalidSettingError
-from userkv.core.pool_settings import CONNECTOR, GIB, PoolSettings
+from userkv.core.pool_settings import CONNECTOR, PoolSettings
+from userkv.core.sizes import GIB
 from userkv.serving import pool_options
 
 
@@ -193,7 +194,7 @@ def test_vllm_takes_it() -> None:
         (["--pool", "none"], "none: KV that leaves the KV cache is computed again"),
         (["--pool", "mooncake"], "Mooncake Store"),
         (["--pool-dir", "/p"], "1 GiB of memory, 8 GiB in /p"),
-        (["--pool-dir", "/p", "--pool-dram", "512MiB"], "0.5 GiB of memory, 8 GiB in /p"),
+        (["--pool-dir", "/p", "--pool-dram", "512MiB"], "512 MiB of memory, 8 GiB in /p"),
         (["--pool-ssd", "0"], "1 GiB of memory"),
     ],
 )

@@ -13,13 +13,12 @@ from tests.support.crowd import Crowd
 from tests.support.local import PAGE, contents, files_of, open_local, put, settle
 from userkv.cache.policies import ADAPTIVE, LRU
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import MIB
 from userkv.store.backend import ObjectMissingError, PoolFullError, Tier
 from userkv.store.local import LocalBackend, check_directory, index, tiers
 from userkv.store.local.index import Entry
 from userkv.store.local.ssd_files import USER_BYTES, file_cost
 from userkv.store.local.writer import Writer
-
-MIB = 1 << 20
 
 
 def test_what_is_put_is_in_memory_at_once_and_on_the_ssd_soon(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.backends import Memory, read
 from tests.support.local import contents, disk_usage, files_of, open_local, put
+from userkv.core.sizes import MIB
 from userkv.store.backend import (
     ObjectCorruptError,
     ObjectMissingError,
@@ -21,7 +22,6 @@ from userkv.store.backend import (
 from userkv.store.local import LocalBackend
 from userkv.store.local.object_file import TRAILER_BYTES
 
-MIB = 1 << 20
 SIZE = 700_000
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.backends import read
 from tests.support.local import contents, disk_usage, files_of, open_local, put, settle
+from userkv.core.sizes import MIB
 from userkv.store.backend import (
     ObjectCorruptError,
     ObjectMissingError,
@@ -25,7 +26,6 @@ from userkv.store.local.ssd_tier import SsdTier
 from userkv.store.local.writer import Writer
 from userkv.store.regions import total_bytes
 
-MIB = 1 << 20
 SIZE = 700_000
 
 

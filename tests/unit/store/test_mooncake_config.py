@@ -8,11 +8,11 @@ import pytest
 
 from userkv.core.errors import InvalidSettingError
 from userkv.core.pool_settings import MOONCAKE_KEYS
+from userkv.core.sizes import GIB
 from userkv.store.mooncake import config as module
 from userkv.store.mooncake.config import CONFIG_NAME, ENVIRONMENT, MooncakeConfig, is_private, runtime_directory
 
 MASTER = {"MOONCAKE_MASTER": "127.0.0.1:50051"}
-GIB = 1 << 30
 
 
 def load(
@@ -64,15 +64,15 @@ def test_what_others_have_in_the_file_is_left_alone(tmp_path: Path) -> None:
     ("text", "size"),
     [
         ("4GiB", 4 * GIB),
-        ("4gb", 4 * GIB),
+        ("4gb", 4 * 10**9),
         ("4 G", 4 * GIB),
-        ("0.5GB", GIB // 2),
+        ("0.5GB", 500_000_000),
         ("1073741824", GIB),
         (GIB, GIB),
         ("0", 0),
     ],
 )
-def test_sizes_mean_what_they_mean_to_mooncake(text: object, size: int) -> None:
+def test_sizes_mean_what_they_mean_in_all_of_userkv(text: object, size: int) -> None:
     assert load({"global_segment_size": text}, MASTER).global_segment_size == size
 
 
@@ -87,12 +87,13 @@ def test_sizes_mean_what_they_mean_to_mooncake(text: object, size: int) -> None:
         ({"global_segment_size": "lots"}, MASTER, "4GiB"),
         ({"global_segment_size": -1}, MASTER, "4GiB"),
         ({"global_segment_size": True}, MASTER, "4GiB"),
-        ({"global_segment_size": "1MiB"}, MASTER, "at least 16MiB"),
+        ({"global_segment_size": "16MB"}, MASTER, "is 16000000 bytes; lend at least 16 MiB (16777216 bytes)"),
+        ({"global_segment_size": "1MiB"}, MASTER, "at least 16 MiB (16777216 bytes)"),
         ({"local_hostname": ""}, MASTER, "must not be empty"),
         ({"enable_ssd_offload": "maybe"}, MASTER, "true or false"),
         ({"enable_ssd_offload": True}, MASTER, "ssd_offload_path"),
         ({"enable_ssd_offload": True, "ssd_offload_path": "/x", "global_segment_size": 0}, MASTER, "ssd_offload_path"),
-        ({"local_buffer_size": "1MiB"}, MASTER, "at least 16MiB"),
+        ({"local_buffer_size": "1MiB"}, MASTER, "at least 16 MiB (16777216 bytes)"),
         ({}, MASTER | {"MC_RPC_TIMEOUT_MS": "soon"}, "MC_RPC_TIMEOUT_MS must be a whole number"),
         ({"rpc_timeout_ms": 0}, MASTER, "from 1 to"),
         ({"replica_num": 9}, MASTER, "from 1 to"),

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from userkv.core.errors import IntegrityError, InvalidSettingError
+from userkv.core.sizes import KIB
 from userkv.store.backend import Region
 
-PAGE = 256 << 10
+PAGE = 256 * KIB
 """Large enough to copy at full speed, small enough that the partly used last page of an object costs little."""
 
 SMALL_OVERHEAD = 192

@@ -5,13 +5,13 @@ known here are left alone; the environment variables that Mooncake's own Python 
 ``kv_connector_extra_config``. Without any of them, the pool counts that ``userkv pool start`` started for this user on
 this machine.
 
-Sizes are numbers of bytes or text. As everywhere in Mooncake, and unlike in the rest of UserKV, ``"4gb"`` and
-``"4GiB"`` both mean 4 * 1024**3 bytes.
+Sizes mean what they mean in all of UserKV (``core/sizes.py``): ``"4GB"`` is 4 * 10**9 bytes, ``"4GiB"`` 4 * 2**30.
+Mooncake's own Python package reads ``"4GB"`` in the same file as 4 * 2**30 bytes. ``"4GiB"`` and a number of bytes mean
+the same to both.
 """
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +20,16 @@ from types import MappingProxyType
 from typing import Any
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import GIB, MIB, format_size, parse_size
 
-MIB = 1 << 20
 CONFIG_PATH = "MOONCAKE_CONFIG_PATH"
 CONFIG_NAME = "mooncake.json"
 HOT_CACHE = "MC_STORE_LOCAL_HOT_CACHE_SIZE"
 LEAST_SEGMENT = 16 * MIB
 """The smallest piece of memory that Mooncake can share."""
+_LEAST = f"{format_size(LEAST_SEGMENT)} ({LEAST_SEGMENT} bytes)"
+DEFAULT_SEGMENT_SIZE = 1 * GIB
+DEFAULT_BUFFER_SIZE = 128 * MIB
 
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
@@ -75,8 +78,8 @@ class MooncakeConfig:
     metadata_server: str = "P2PHANDSHAKE"
     protocol: str = "tcp"
     device_name: str = ""
-    global_segment_size: int = 1024 * MIB
-    local_buffer_size: int = 128 * MIB
+    global_segment_size: int = DEFAULT_SEGMENT_SIZE
+    local_buffer_size: int = DEFAULT_BUFFER_SIZE
     enable_ssd_offload: bool = False
     ssd_offload_path: str = ""
     tenant_id: str = "default"
@@ -88,10 +91,12 @@ class MooncakeConfig:
     def __post_init__(self) -> None:
         if 0 < self.global_segment_size < LEAST_SEGMENT:
             raise InvalidSettingError(
-                f"global_segment_size is {self.global_segment_size} bytes; lend at least 16MiB to the pool, or 0"
+                f"global_segment_size is {self.global_segment_size} bytes; lend at least {_LEAST} to the pool, or 0"
             )
         if self.local_buffer_size < LEAST_SEGMENT:
-            raise InvalidSettingError(f"local_buffer_size is {self.local_buffer_size} bytes; it must be at least 16MiB")
+            raise InvalidSettingError(
+                f"local_buffer_size is {self.local_buffer_size} bytes; it must be at least {_LEAST}"
+            )
         if self.enable_ssd_offload and not (self.ssd_offload_path and self.global_segment_size):
             raise InvalidSettingError(
                 "enable_ssd_offload needs ssd_offload_path, a directory, and memory to offload (global_segment_size)"
@@ -223,19 +228,6 @@ def _protocol(source: str, value: Any) -> str:
     return _host(source, value).lower()
 
 
-def _size(source: str, value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    if match is None:
-        raise InvalidSettingError(f'{source} must be a size such as "4GiB" or a number of bytes, not {value!r}')
-    number, unit = match.groups()
-    return int(float(number) * 1024 ** " kmgt".index(unit or " "))
-
-
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *(?:([kmgt])i?)?b?")
-
-
 def _switch(source: str, value: Any) -> bool:
     text = str(value).strip().lower()
     if text in ("true", "1", "yes", "on", "enable"):
@@ -261,8 +253,8 @@ _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "metadata_server": _host,
     "protocol": _protocol,
     "device_name": _text,
-    "global_segment_size": _size,
-    "local_buffer_size": _size,
+    "global_segment_size": parse_size,
+    "local_buffer_size": parse_size,
     "enable_ssd_offload": _switch,
     "ssd_offload_path": _text,
     "tenant_id": _text,

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from userkv.core.errors import InvalidSettingError
+from userkv.core.sizes import MIB
 from userkv.store.backend import PoolUnavailableError, Region
 from userkv.store.mooncake.calls import Gate
-from userkv.store.mooncake.config import LEAST_SEGMENT, MIB, MooncakeConfig
+from userkv.store.mooncake.config import LEAST_SEGMENT, MooncakeConfig
 from userkv.store.mooncake.errors import describe
 from userkv.store.mooncake.files import FilesDirectory
 from userkv.store.mooncake.master import ask_master

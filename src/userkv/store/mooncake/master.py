@@ -6,10 +6,11 @@ import urllib.error
 import urllib.request
 from typing import NamedTuple
 
+from userkv.core.sizes import MIB
 from userkv.store.backend import PoolUnavailableError, Tier, TierUsage
 
 TIMEOUT = 0.5
-_LONGEST = 4 << 20
+_LONGEST = 4 * MIB
 
 
 class MasterStatus(NamedTuple):
