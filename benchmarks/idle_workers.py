@@ -27,9 +27,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from userkv.core.request import UserKey
 from userkv.core.tokens import as_tokens
 from userkv.engine.pool.connector import PoolHandshake, PoolWorkerMetadata
-from userkv.engine.pool.setup import WorkerInfo
-from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupServer
-from userkv.engine.pool.wire.messages import Saved
+from userkv.engine.pool.wire.lookup_server import MooncakeLookupServer
+from userkv.engine.pool.wire.messages import SaveNotice, WorkerInfo
 from userkv.engine.pool.worker.lookup_handler import answer
 from userkv.records.save_plan import plan_save
 from userkv.serving.demo_model import ensure_demo_model
@@ -183,7 +182,7 @@ def _serve(endpoint: str, pipe: Connection, block_size: int) -> None:
     pipe.send(True)
     while (message := pipe.recv()) is not None:
         if isinstance(message, int):
-            server.notify(Saved(message, True))
+            server.notify(SaveNotice(message, True))
         else:
             _store(store, block_size, *message)
             pipe.send(True)

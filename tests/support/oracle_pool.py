@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolCommitResult, PoolLookupResult
 from userkv.engine.pool.wire.messages import LoadJob, SaveJob, StepJobs
 from userkv.records.load_plan import usable_part
 from userkv.records.record import Extent, UserRecord
@@ -50,11 +50,16 @@ class OraclePool:
 
     # What the scheduler's half calls.
 
-    def lookup(self, uid: str, namespace: str, done: Callable[[PoolAnswer], None], **how: bool) -> None:
+    def lookup(self, uid: str, namespace: str, done: Callable[[PoolLookupResult], None], **how: bool) -> None:
         self._answers.append(lambda: done(self._look(uid, namespace)))
 
     def commit(
-        self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]
+        self,
+        uid: str,
+        namespace: str,
+        record: UserRecord,
+        base_generation: int,
+        done: Callable[[PoolCommitResult], None],
     ) -> None:
         self._answers.append(lambda: done(self._commit((uid, namespace), record, base_generation)))
 
@@ -143,22 +148,22 @@ class OraclePool:
                 ]
         self.on_saved(job.job_id, ok)
 
-    def _look(self, uid: str, namespace: str) -> PoolAnswer:
+    def _look(self, uid: str, namespace: str) -> PoolLookupResult:
         if self.down:
-            return UNKNOWN
+            return LOOKUP_FAILED
         record = self.records.get((uid, namespace))
         if record is None:
-            return ABSENT
+            return NOT_IN_POOL
         present = [(uid, namespace, extent.extent_id) in self.extents for extent in record.extents]
-        return PoolAnswer(True, record, usable_part(record, present) if present else None, Tier.DRAM)
+        return PoolLookupResult(True, record, usable_part(record, present) if present else None, Tier.DRAM)
 
-    def _commit(self, user: User, record: UserRecord, base_generation: int) -> CommitAnswer:
+    def _commit(self, user: User, record: UserRecord, base_generation: int) -> PoolCommitResult:
         if self.down:
-            return CommitAnswer(committed=False)
+            return PoolCommitResult(committed=False)
         current = self.records.get(user)
         generation = 0 if current is None else current.generation
         if base_generation and generation != base_generation:
-            return CommitAnswer(committed=False, refused=True)
+            return PoolCommitResult(committed=False, refused=True)
         self.records[user] = replace(record, generation=max(generation, base_generation) + 1)
         named = set(record.extents)
-        return CommitAnswer(True, garbage=tuple(e for e in (current.extents if current else ()) if e not in named))
+        return PoolCommitResult(True, garbage=tuple(e for e in (current.extents if current else ()) if e not in named))

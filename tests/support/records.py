@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.scheduler.pool_client import PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import PoolLookupResult
 from userkv.records.load_plan import usable_part
 from userkv.records.record import Extent, UserRecord
 from userkv.records.save_plan import plan_save
@@ -32,12 +32,14 @@ def record_of(tokens: Sequence[int], generation: int = 1, max_extent_blocks: int
     return UserRecord(generation, **(values | fields))
 
 
-def answer_of(record: UserRecord | None, present: Sequence[bool] | None = None, tier: Tier = Tier.DRAM) -> PoolAnswer:
+def answer_of(
+    record: UserRecord | None, present: Sequence[bool] | None = None, tier: Tier = Tier.DRAM
+) -> PoolLookupResult:
     """What the pool says of a user who has this record; ``present``: which of its extents are still there."""
     if record is None or record.deleted:
-        return PoolAnswer(True, record)
+        return PoolLookupResult(True, record)
     usable = usable_part(record, [True] * len(record.extents) if present is None else present)
-    return PoolAnswer(True, record, usable, tier if usable is not None else None)
+    return PoolLookupResult(True, record, usable, tier if usable is not None else None)
 
 
 def extent_ids(extents: Sequence[Extent]) -> list[int]:

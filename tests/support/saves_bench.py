@@ -1,10 +1,10 @@
 """Saves over a pool that answers when it is told to."""
 
-from tests.support.agreed import FakeAgreedPool, NumberedPool
+from tests.support.fake_pool_client import FakePoolClient, NumberedBlockPool
 from tests.support.records import BLOCK
 from userkv.core.request import UserKey
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.scheduler.pool_client import ABSENT, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import NOT_IN_POOL, PoolLookupResult
 from userkv.engine.pool.scheduler.saves import History, PoolSaves, Save
 from userkv.engine.pool.wire.messages import SaveJob
 
@@ -13,8 +13,8 @@ class SavesBench:
     """Saves over a pool that answers when it is told to. ``ended``: how each save ended."""
 
     def __init__(self, ranks: int = 2, max_saves: int = 3, ttl_seconds: float = 0, max_held_blocks: int = 60) -> None:
-        self.blocks = NumberedPool(60)
-        self.pool = FakeAgreedPool(ranks)
+        self.blocks = NumberedBlockPool(60)
+        self.pool = FakePoolClient(ranks)
         self.ended: list[tuple[Save, bool]] = []
         self.saves = PoolSaves(
             self.pool,  # type: ignore[arg-type]
@@ -45,7 +45,9 @@ class SavesBench:
         for ok in oks:
             self.saves.saved(save.job_id, ok, dropped)
 
-    def begin(self, tokens: int = 10, answer: PoolAnswer | None = ABSENT, during_forward: bool = False) -> Save:
+    def begin(
+        self, tokens: int = 10, answer: PoolLookupResult | None = NOT_IN_POOL, during_forward: bool = False
+    ) -> Save:
         save = self.saves.start(self.history(list(range(tokens))), answer, during_forward=during_forward)
         assert save is not None
         return save

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.agreed import COMMITTED, AskedLookup, FakeAgreedPool, NumberedPool
+from tests.support.fake_pool_client import COMMITTED, AskedLookup, FakePoolClient, NumberedBlockPool
 from tests.support.records import BLOCK, answer_of, record_of
 from userkv.cache.settings import CacheSettings
 from userkv.cache.user_cache import CacheRequest, UserCache
@@ -11,7 +11,7 @@ from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
-from userkv.engine.pool.scheduler.pool_client import UNKNOWN, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, PoolLookupResult
 from userkv.engine.pool.scheduler.saves import PoolSaves
 from userkv.engine.pool.wire.messages import SaveJob, StepJobs
 
@@ -51,8 +51,8 @@ class SchedulerBench:
 
     def __init__(self, ranks: int = 1, saves: bool = True, num_blocks: int = 100, **options: Any) -> None:
         self.clock = Clock()
-        self.blocks = NumberedPool(num_blocks)
-        self.pool = FakeAgreedPool(ranks)
+        self.blocks = NumberedBlockPool(num_blocks)
+        self.pool = FakePoolClient(ranks)
         self.users = UserCache(BLOCK, num_blocks, self.blocks, CacheSettings(), clock=self.clock)
         self.namespace = "n1"
         self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 1000, 0, "w") if saves else None  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ class SchedulerBench:
         self.users.finish(name, request.num_tokens if computed is None else computed, request.blocks)
         self.blocks.free_blocks(reversed(request.blocks))
 
-    def run(self, name: str, history: list[int], user: str = "u", answer: PoolAnswer | None = None) -> int:
+    def run(self, name: str, history: list[int], user: str = "u", answer: PoolLookupResult | None = None) -> int:
         """From arrival to end, with one more step behind it. Returns how many tokens were taken from the pool."""
         self.arrive(name, history, user)
         external = self.find(name)
@@ -171,6 +171,6 @@ def drain(bench: SchedulerBench) -> None:
     for _ in range(3):
         bench.save(ok=False)
         for lookup in bench.pool.lookups:
-            lookup.answer(UNKNOWN)
+            lookup.answer(LOOKUP_FAILED)
         bench.pool.lookups.clear()
         bench.step()

@@ -11,9 +11,9 @@ import torch
 
 from tests.support.faulty_backend import FaultyBackend
 from tests.support.kv_layouts import BLOCKS, KINDS, KV, in_order
+from tests.support.lookup_rpc import Caller, ipc_endpoint, wait_until
 from tests.support.memory_backend import MemoryBackend
-from tests.support.rpc import Caller, ipc_endpoint, wait_until
-from userkv.engine.pool.wire.messages import LoadJob, Saved, SaveJob, StepJobs
+from userkv.engine.pool.wire.messages import LoadJob, SaveJob, SaveNotice, StepJobs
 from userkv.engine.pool.worker.connector_worker import ConnectorWorker
 from userkv.engine.pool.worker.kv_layout import KVLayout
 from userkv.engine.pool.worker.kv_memory import HostKVMemory, KVMemory, StagedKVMemory
@@ -146,7 +146,7 @@ class WorkerBench:
         (notice,) = [notice for _, notice in self.caller.notices if notice.job_id == job.job_id]
         return notice.ok
 
-    def notices(self) -> list[Saved]:
+    def notices(self) -> list[SaveNotice]:
         """All notices so far."""
         return [notice for _, notice in self.caller.notices]
 

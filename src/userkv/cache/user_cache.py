@@ -41,13 +41,13 @@ NO_HIT = UserHit((), 0)
 class UserCacheListener(Protocol):
     """Somebody who wants to know what happens to histories: the pool. Called on the scheduler's thread."""
 
-    def history_kept(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
+    def on_history_cached(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
         """A request has computed its whole history, which is in the table now."""
 
-    def request_stopped(self, request_id: str) -> None:
+    def on_request_stopped(self, request_id: str) -> None:
         """A request ends, is aborted or preempted; if its history was to be kept, it has been."""
 
-    def histories_forgotten(self) -> None:
+    def on_cache_reset(self) -> None:
         """All users were forgotten, because their KV is not valid any more."""
 
 
@@ -258,7 +258,7 @@ class UserCache:
         if not running.published:
             self._keep(request_id, running, computed_tokens, blocks)
         if self.listener is not None:
-            self.listener.request_stopped(request_id)
+            self.listener.on_request_stopped(request_id)
         self.table.release(running.lookup.key)
         self._keep_to_limit()
 
@@ -312,7 +312,7 @@ class UserCache:
         self.share.forget()
         self.table.clear()
         if self.listener is not None:
-            self.listener.histories_forgotten()
+            self.listener.on_cache_reset()
 
     def check_integrity(self) -> None:
         """Check every invariant; for tests.
@@ -350,7 +350,7 @@ class UserCache:
         self.table.put(running.lookup.key, history[:num_tokens], blocks[: self._blocks_for(num_tokens)])
         entry = self.table.get(running.lookup.key)
         if self.listener is not None and entry is not None and num_tokens == len(running.lookup.history):
-            self.listener.history_kept(request_id, running.lookup.key, entry)
+            self.listener.on_history_cached(request_id, running.lookup.key, entry)
         self._keep_to_limit()
 
     def _share_with_prefixes(self, lookup: CacheRequest, loaded_blocks: int) -> None:

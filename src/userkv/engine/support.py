@@ -8,7 +8,7 @@ from userkv.cache.settings import ENABLE
 from userkv.core.errors import UnsupportedEngineError
 from userkv.core.pool_settings import CONNECTOR
 from userkv.engine.pool.backends import check_backend
-from userkv.engine.pool.setup import check_transfer_config
+from userkv.engine.pool.transfer_config import check_transfer_config
 
 CONNECTORS = (CONNECTOR, "MooncakeConnector", "NixlConnector")
 """KV connectors that cannot give one user's KV to another: ours, and those that hand over a request's own blocks

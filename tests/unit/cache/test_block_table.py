@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.fake_pool import FakeBlock, FakePool
+from tests.support.fake_block_pool import FakeBlock, FakeBlockPool
 from userkv.cache.block_table import UserBlockTable, UserEntry, longest_hit
 from userkv.cache.policies.lru import UserKVLRUManager
 from userkv.core.errors import IntegrityError
@@ -18,7 +18,7 @@ users = st.sampled_from("abcdef")
 class TableAgainstModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.pool = FakePool(NUM_BLOCKS)
+        self.pool = FakeBlockPool(NUM_BLOCKS)
         self.table: UserBlockTable[str] = UserBlockTable(BLOCK, self.pool, UserKVLRUManager())
         self.model: dict[str, list[int]] = {}
         self.order: list[str] = []
@@ -118,7 +118,7 @@ TestTableAgainstModel = TableAgainstModel.TestCase
 
 @pytest.fixture
 def table() -> UserBlockTable[str]:
-    return UserBlockTable(BLOCK, FakePool(9), UserKVLRUManager())
+    return UserBlockTable(BLOCK, FakeBlockPool(9), UserKVLRUManager())
 
 
 def test_only_busy_users_get_blocks(table: UserBlockTable[str]) -> None:
@@ -164,7 +164,7 @@ def test_check_integrity_finds_damage(table: UserBlockTable[str], damage: object
 
 
 def test_unused_tail_is_what_no_request_references() -> None:
-    pool = FakePool(9)
+    pool = FakeBlockPool(9)
     table: UserBlockTable[str] = UserBlockTable(BLOCK, pool, UserKVLRUManager())
     table.acquire("a")
     blocks = pool.take(4)

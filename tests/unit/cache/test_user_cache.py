@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.fake_pool import FakePool
+from tests.support.fake_block_pool import FakeBlockPool
 from userkv.cache.settings import CacheSettings
 from userkv.cache.user_cache import CacheRequest, UserCache
 from userkv.core.errors import IntegrityError
@@ -23,7 +23,7 @@ class Bench:
     """A cache on a fake pool, and a way to run requests in one call."""
 
     def __init__(self, num_blocks: int = 50, **settings: object) -> None:
-        self.pool = FakePool(num_blocks)
+        self.pool = FakeBlockPool(num_blocks)
         self.clock = Clock()
         self.cache = UserCache(BLOCK, num_blocks, self.pool, CacheSettings(**settings), clock=self.clock)  # type: ignore[arg-type]
 

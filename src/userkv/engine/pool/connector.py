@@ -33,9 +33,11 @@ from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.metrics import PoolPromMetrics, PoolStats
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.namespace import Namespaces
-from userkv.engine.pool.setup import WorkerInfo, check_transfer_config, make_scheduler, make_worker
-from userkv.engine.pool.wire.messages import StepJobs
+from userkv.engine.pool.scheduler.setup import build_scheduler
+from userkv.engine.pool.transfer_config import check_transfer_config
+from userkv.engine.pool.wire.messages import StepJobs, WorkerInfo
 from userkv.engine.pool.worker.connector_worker import ConnectorWorker
+from userkv.engine.pool.worker.setup import build_worker
 from userkv.engine.pool.worker.spare_cores import spare_cores
 from userkv.engine.request_adapter import cache_request_of
 from userkv.store.backend import Tier
@@ -108,7 +110,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = self._vllm_config.parallel_config
         # Of several workers, each one's spare cores are those on which the others compute.
         with spare_cores() if parallel.world_size_across_dp == 1 else nullcontext():
-            self._worker, self._facts = make_worker(
+            self._worker, self._facts = build_worker(
                 self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, parallel.rank
             )
         self._layers = self._worker.layers
@@ -159,7 +161,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         assert self._manager is not None
         facts = [handshake.facts for _, handshake in sorted(metadata.items()) if isinstance(handshake, PoolHandshake)]
-        self.attach(*make_scheduler(self._vllm_config, self._settings, self._manager, facts))
+        self.attach(*build_scheduler(self._vllm_config, self._settings, self._manager, facts))
 
     def attach(self, half: ConnectorScheduler, namespaces: Namespaces, close: Callable[[], None]) -> None:
         """Take ``half`` as the scheduler's half; ``close`` ends what it uses."""

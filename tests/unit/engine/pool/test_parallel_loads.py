@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from tests.support.lookup_rpc import wait_until
 from tests.support.memory_backend import MemoryBackend
-from tests.support.rpc import wait_until
 from tests.support.worker_bench import SIZE, Opener, workers
 from userkv.engine.pool.wire.messages import LoadJob
 from userkv.engine.pool.worker.mooncake_engine import Loaded, MooncakeEngine

@@ -110,7 +110,7 @@ def test_loads_within_a_step_are_refused_with_asynchronous_scheduling(
     extra: dict[str, Any], patched_vllm: pytest.MonkeyPatch
 ) -> None:
     """vLLM switches it off on CPUs by itself, so the check is called with what a GPU's configuration says."""
-    from userkv.engine.pool.setup import check_transfer_config
+    from userkv.engine.pool.transfer_config import check_transfer_config
 
     config = start(extra)
     config.scheduler_config.async_scheduling = True

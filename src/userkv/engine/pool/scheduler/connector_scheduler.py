@@ -15,7 +15,7 @@ from userkv.core.request import UserKey
 from userkv.engine.pool.metrics import PoolStats
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.loads import Load, PoolLoads
-from userkv.engine.pool.scheduler.pool_client import PoolAnswer, PoolClient
+from userkv.engine.pool.scheduler.pool_client import PoolClient, PoolLookupResult
 from userkv.engine.pool.scheduler.pool_request import MOST_QUESTIONS, PoolRequest
 from userkv.engine.pool.scheduler.saves import History, PoolSaves
 from userkv.engine.pool.wire.messages import StepJobs
@@ -121,7 +121,9 @@ class ConnectorScheduler:
         answer = asking.answer
         first_start, asking.started = not asking.started, True
         if first_start and answer is not None:
-            found = (answer.tier or Tier.DRAM).value if num_external_tokens else "miss" if answer.known else "failed"
+            found = (
+                (answer.tier or Tier.DRAM).value if num_external_tokens else "miss" if answer.succeeded else "failed"
+            )
             self._counts[f"pool_lookups_{found}"] += 1
         if num_external_tokens == 0:
             self._check_pool(asking)
@@ -155,7 +157,7 @@ class ConnectorScheduler:
         lookup, answer = asking.lookup, self._trusted_answer(asking)
         if not start < len(lookup.history) <= end:
             return
-        if lookup.request.write and asking.namespace and answer is not None and answer.known:
+        if lookup.request.write and asking.namespace and answer is not None and answer.succeeded:
             held = tuple(blocks[: -(-len(lookup.history) // self._block_size)])
             history = History(lookup.key, asking.uid, asking.namespace, lookup.history, held)
             asking.save = self._saves.start(history, answer, during_forward=True)
@@ -208,7 +210,7 @@ class ConnectorScheduler:
         """The request is over: done, aborted or refused. Its history may be kept after this, but in the same step."""
         self._over.append(request_id)
 
-    def history_kept(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
+    def on_history_cached(self, request_id: str, key: UserKey, entry: UserEntry) -> None:
         asking = self._requests.get(request_id)
         if self._saves is None or self._keeper is None or asking is None or not asking.namespace:
             return
@@ -221,13 +223,13 @@ class ConnectorScheduler:
         held = answer is not None and asking.holds_all(answer, time.time())
         self._keeper.save(asking.history(entry), entry, answer, held=held)
 
-    def request_stopped(self, request_id: str) -> None:
+    def on_request_stopped(self, request_id: str) -> None:
         asking = self._requests.get(request_id)
         if asking is not None:
             # Nobody will confirm that the step computed what it should; and what is held may be needed to go on.
             self._cancel_save(asking)
 
-    def histories_forgotten(self) -> None:
+    def on_cache_reset(self) -> None:
         self._new_weights()
         if self._keeper is not None and self._saves is not None:
             self._keeper.forget()
@@ -250,7 +252,7 @@ class ConnectorScheduler:
             return 0  # Nobody waits for ever for a user who is saved again and again.
         return self._keeper.saved_since(asking.lookup.key, asking.asked_at)
 
-    def _trusted_answer(self, asking: PoolRequest) -> PoolAnswer | None:
+    def _trusted_answer(self, asking: PoolRequest) -> PoolLookupResult | None:
         """What the pool said of the user, unless something newer is known: a load that failed, a save that ended."""
         failed = asking.load is not None and not asking.load.ok
         if failed or self._keeper is None or not self._keeper.trusts(asking.lookup.key, asking.asked_at):

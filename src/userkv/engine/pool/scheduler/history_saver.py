@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from userkv.cache.block_table import UserBlockTable, UserEntry
 from userkv.core.request import UserKey
-from userkv.engine.pool.scheduler.pool_client import PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import PoolLookupResult
 from userkv.engine.pool.scheduler.saves import History, PoolSaves, Save
 
 RECHECK_SECONDS = 60.0
@@ -49,7 +49,7 @@ class HistorySaver:
         self._waiting: dict[UserKey, History] = {}
         self._ended: deque[tuple[UserKey, bool]] = deque()
 
-    def save(self, history: History, entry: UserEntry, answer: PoolAnswer | None, *, held: bool = False) -> None:
+    def save(self, history: History, entry: UserEntry, answer: PoolLookupResult | None, *, held: bool = False) -> None:
         """Save a history that has entered HBM as ``entry``; after the user's present save, if there is one.
 
         Args:

@@ -6,7 +6,7 @@ from userkv.cache.block_table import UserEntry
 from userkv.cache.user_cache import CacheRequest
 from userkv.core.tokens import common_prefix
 from userkv.engine.pool.scheduler.loads import Load
-from userkv.engine.pool.scheduler.pool_client import PoolAnswer, PoolClient
+from userkv.engine.pool.scheduler.pool_client import PoolClient, PoolLookupResult
 from userkv.engine.pool.scheduler.saves import History, Save
 from userkv.records.load_plan import ExtentRead, plan_load
 
@@ -43,7 +43,7 @@ class PoolRequest:
     namespace: str
     asked_at: float = 0.0
     times_asked: int = 0
-    answer: PoolAnswer | None = None
+    answer: PoolLookupResult | None = None
     common: int = 0
     reads: tuple[ExtentRead, ...] = ()
     first_block: int = 0
@@ -72,7 +72,7 @@ class PoolRequest:
         self.times_asked += 1
         self.answer = None
 
-        def answered(answer: PoolAnswer) -> None:  # On the RPC client's thread.
+        def answered(answer: PoolLookupResult) -> None:  # On the RPC client's thread.
             usable = answer.usable
             common = 0 if usable is None else common_prefix(usable.tokens, self.lookup.history)
             reads = () if usable is None else plan_load(usable, 0, -(-common // block_size))
@@ -80,9 +80,9 @@ class PoolRequest:
                 self.common, self.reads = common, reads
                 self.answer = answer  # Last: it is what the scheduler's thread looks at.
 
-        pool.lookup(self.uid, self.namespace, answered, counts=self.times_asked == 1)
+        pool.lookup(self.uid, self.namespace, answered, is_new_request=self.times_asked == 1)
 
-    def holds_all(self, answer: PoolAnswer, now: float) -> bool:
+    def holds_all(self, answer: PoolLookupResult, now: float) -> bool:
         """Whether the pool has the whole history, by this answer of its; ``now`` in unix seconds."""
         return answer.usable is not None and self.common == len(self.lookup.history) and not answer.usable.expired(now)
 

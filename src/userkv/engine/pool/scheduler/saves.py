@@ -17,7 +17,7 @@ from typing import Any
 from userkv.cache.block_table import BlockPool
 from userkv.core.request import UserKey
 from userkv.core.tokens import TokenArray
-from userkv.engine.pool.scheduler.pool_client import CommitAnswer, PoolAnswer, PoolClient
+from userkv.engine.pool.scheduler.pool_client import PoolClient, PoolCommitResult, PoolLookupResult
 from userkv.engine.pool.wire.messages import SaveJob
 from userkv.records.save_plan import SavePlan, plan_save
 
@@ -121,7 +121,7 @@ class PoolSaves:
         """Whether a save of this user is under way."""
         return (uid, namespace) in self._by_user
 
-    def start(self, history: History, answer: PoolAnswer | None, *, during_forward: bool = False) -> Save | None:
+    def start(self, history: History, answer: PoolLookupResult | None, *, during_forward: bool = False) -> Save | None:
         """Begin to save a history.
 
         Args:
@@ -147,10 +147,10 @@ class PoolSaves:
             self._saves[save.job_id] = save
             self._by_user[user] = save.job_id
         self._block_pool.touch(save.held)
-        if answer is not None and answer.known:
+        if answer is not None and answer.succeeded:
             self._plan(save, answer)
         else:
-            self._pool.lookup(history.uid, history.namespace, lambda found: self._plan(save, found), patient=True)
+            self._pool.lookup(history.uid, history.namespace, lambda found: self._plan(save, found), background=True)
         return save
 
     def unneeded(self) -> None:
@@ -244,8 +244,8 @@ class PoolSaves:
             held = [block for save in self._saves.values() for block in save.held]
             return held + [block for blocks in self._to_release for block in blocks]
 
-    def _plan(self, save: Save, answer: PoolAnswer) -> None:
-        if save.failed or not answer.known:
+    def _plan(self, save: Save, answer: PoolLookupResult) -> None:
+        if save.failed or not answer.succeeded:
             self._end(save, False, "failed_saves")
             return
         history = save.history
@@ -302,7 +302,7 @@ class PoolSaves:
                 lambda answer: self._committed(save, answer),
             )
 
-    def _committed(self, save: Save, answer: CommitAnswer) -> None:
+    def _committed(self, save: Save, answer: PoolCommitResult) -> None:
         assert save.plan is not None
         # A commit without an answer may have happened: then what it names must stay.
         garbage: Sequence[Any] = answer.garbage

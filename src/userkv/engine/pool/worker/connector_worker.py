@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from userkv.engine.pool.metrics import PoolStats
-from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupServer
-from userkv.engine.pool.wire.messages import Saved, SaveJob, StepJobs
+from userkv.engine.pool.wire.lookup_server import MooncakeLookupServer
+from userkv.engine.pool.wire.messages import SaveJob, SaveNotice, StepJobs
 from userkv.engine.pool.worker.backend_gauges import PoolGauges
 from userkv.engine.pool.worker.kv_memory import KVMemory
 from userkv.engine.pool.worker.lookup_handler import answer
@@ -252,7 +252,7 @@ class ConnectorWorker:
             del self._saves[task.job.job_id]
             if progress.ok:
                 self._stats.observe(save_bytes=progress.nbytes, save_seconds=progress.seconds)
-        self._server.notify(Saved(task.job.job_id, progress.ok, progress.dropped))
+        self._server.notify(SaveNotice(task.job.job_id, progress.ok, progress.dropped))
 
 
 class _Progress:

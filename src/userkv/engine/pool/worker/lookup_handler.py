@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 from userkv.engine.pool.wire.messages import (
     Call,
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Hello,
-    Located,
-    Lookup,
-    Remove,
+    CommitCall,
+    CommitReply,
+    ErrorReply,
+    LocateReply,
+    LookupCall,
+    LookupReply,
+    RegisterCall,
+    RemoveCall,
     Reply,
-    from_wire,
-    to_wire,
+    extents_from_wire,
+    extents_to_wire,
 )
 from userkv.records.record import RecordError, UserRecord
 from userkv.store.backend import StoreError, Tier
@@ -25,34 +25,34 @@ def answer(store: MooncakeUserStore, call: Call) -> Reply:
     """What this worker knows; called from the RPC server's threads."""
     try:
         match call:
-            case Lookup():
-                if call.counts:
+            case LookupCall():
+                if call.is_new_request:
                     store.note_request(call.uid, call.namespace)
                 record = store.lookup(call.uid, call.namespace)
                 if record is None:
-                    return Found(call.call_id, b"", ())
+                    return LookupReply(call.call_id, b"", ())
                 tiers = _tiers(store.present(call.uid, call.namespace, record.extents))
-                return Found(call.call_id, record.encode(call.uid, call.namespace), tiers)
-            case Commit():
+                return LookupReply(call.call_id, record.encode(call.uid, call.namespace), tiers)
+            case CommitCall():
                 record = UserRecord.decode(call.record, call.uid, call.namespace)
                 result = store.commit(call.uid, call.namespace, record, call.base_generation)
-                return Committed(
+                return CommitReply(
                     call.call_id,
                     result.committed,
                     result.record.generation,
-                    to_wire(result.garbage),
+                    extents_to_wire(result.garbage),
                     result.reason,
                 )
-            case Remove():
-                store.remove_extents(call.uid, call.namespace, from_wire(call.extents))
-                return Located(call.call_id)
-            case Hello():
-                return Located(call.call_id)
+            case RemoveCall():
+                store.remove_extents(call.uid, call.namespace, extents_from_wire(call.extents))
+                return LocateReply(call.call_id)
+            case RegisterCall():
+                return LocateReply(call.call_id)
             case _:
-                tiers = _tiers(store.present(call.uid, call.namespace, from_wire(call.extents)))
-                return Located(call.call_id, tiers)
+                tiers = _tiers(store.present(call.uid, call.namespace, extents_from_wire(call.extents)))
+                return LocateReply(call.call_id, tiers)
     except (StoreError, RecordError, ValueError) as error:
-        return Failed(call.call_id, str(error))
+        return ErrorReply(call.call_id, str(error))
 
 
 def _tiers(tiers: Sequence[Tier | None]) -> tuple[str, ...]:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.agreed import COMMITTED, REFUSED
+from tests.support.fake_pool_client import COMMITTED, REFUSED
 from tests.support.records import answer_of, record_of
 from tests.support.scheduler_bench import FULL, HISTORY, SchedulerBench, drain
 from userkv.core.request import UserKey
 from userkv.engine.pool.metrics import COUNTERS
 from userkv.engine.pool.scheduler.history_saver import RECHECK_SECONDS, RETRY_SECONDS
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL
 from userkv.store.backend import Tier
 
 
@@ -27,7 +27,7 @@ class TestSaving:
     """From a history in HBM to a record."""
 
     def test_a_new_history_is_saved_with_the_answer_at_hand(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         assert bench.pool.lookups == []
         (job,) = bench.jobs.saves
         assert (job.uid, job.namespace, job.during_forward) == ("u", "n1", False)
@@ -37,7 +37,7 @@ class TestSaving:
         assert bench.half.take_stats().reduce() == {"pool_lookups_miss": 1, "committed_saves": 1}
 
     def test_blocks_stay_until_they_are_written(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.evict()
         assert bench.blocks.num_free == 94
         assert {b for _, ids in bench.jobs.saves[0].extents for b in ids} == {
@@ -54,7 +54,7 @@ class TestSaving:
         bench.finish("1")
         bench.step()
         assert bench.half.needs_step()
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert bench.half.needs_step()
         bench.step()
         assert not bench.half.needs_step()
@@ -64,7 +64,7 @@ class TestSaving:
         for name in ("1", "2"):
             bench.arrive(name, HISTORY[: 10 * int(name)])
         for lookup in bench.pool.lookups:
-            lookup.answer(ABSENT)
+            lookup.answer(NOT_IN_POOL)
         bench.pool.lookups.clear()
         bench.clock.now += 1
         bench.find("1")
@@ -84,10 +84,10 @@ class TestSaving:
         bench.save()
 
     def test_a_history_that_grows_while_it_is_saved(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY[:10], answer=ABSENT)
+        bench.run("1", HISTORY[:10], answer=NOT_IN_POOL)
         first = bench.jobs
-        bench.run("2", HISTORY[:15], answer=ABSENT)
-        bench.run("3", HISTORY[:20], answer=ABSENT)
+        bench.run("2", HISTORY[:15], answer=NOT_IN_POOL)
+        bench.run("3", HISTORY[:20], answer=NOT_IN_POOL)
         assert bench.jobs.saves == []
         assert bench.half.needs_step()
         bench.write(*first.saves)
@@ -101,9 +101,9 @@ class TestSaving:
         assert job.extents
 
     def test_what_has_left_hbm_while_it_waited_is_not_saved(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY[:10], answer=ABSENT)
+        bench.run("1", HISTORY[:10], answer=NOT_IN_POOL)
         first = bench.jobs
-        bench.run("2", HISTORY, answer=ABSENT)
+        bench.run("2", HISTORY, answer=NOT_IN_POOL)
         bench.evict()
         bench.write(*first.saves)
         bench.save()
@@ -112,7 +112,7 @@ class TestSaving:
         assert not bench.half.needs_step()
 
     def test_a_user_who_only_hits_hbm_is_checked_now_and_then(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
         start = bench.clock.now
         for name, after, asked in [("2", 1, False), ("3", RECHECK_SECONDS - 1, False), ("4", RECHECK_SECONDS, True)]:
@@ -120,7 +120,7 @@ class TestSaving:
             bench.run(name, HISTORY)
             assert bool(bench.pool.lookups) == asked
         # The pool has forgotten him.
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert len(bench.step().saves) == 1
         bench.save()
         bench.clock.now += RECHECK_SECONDS - 1
@@ -129,18 +129,18 @@ class TestSaving:
 
     def test_a_user_who_was_in_hbm_before_is_checked_at_once(self, bench: SchedulerBench) -> None:
         """His save may have been dropped; nobody knows of one."""
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
-        bench.run("2", HISTORY[:3], user="v", answer=UNKNOWN)
+        bench.run("2", HISTORY[:3], user="v", answer=LOOKUP_FAILED)
         drain(bench)
         bench.clock.now += RETRY_SECONDS
         bench.run("3", HISTORY[:3], user="v")
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert [job.uid for job in bench.step().saves] == ["v"]
         bench.save()
 
     def test_a_user_whose_entry_has_changed_is_checked_at_once(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
         bench.users.table.acquire(UserKey("u"))
         bench.users.table.shorten(UserKey("u"), 8)  # Somebody needed the room.
@@ -151,27 +151,27 @@ class TestSaving:
 
     @pytest.mark.parametrize("failure", ["a rank", "the commit", "the look-up"])
     def test_a_save_that_failed_is_tried_again(self, bench: SchedulerBench, failure: str) -> None:
-        bench.run("1", HISTORY, answer=UNKNOWN if failure == "the look-up" else ABSENT)
+        bench.run("1", HISTORY, answer=LOOKUP_FAILED if failure == "the look-up" else NOT_IN_POOL)
         if failure == "a rank":
             bench.write(ok=False)
         elif failure == "the commit":
             bench.write()
             bench.pool.commits.pop().answer(REFUSED)
         else:
-            bench.asked().answer(UNKNOWN)
+            bench.asked().answer(LOOKUP_FAILED)
         bench.step()
         bench.clock.now += RETRY_SECONDS - 0.1
         bench.run("2", HISTORY)
         assert bench.pool.lookups == []
         bench.clock.now += 0.2
         bench.run("3", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert len(bench.step().saves) == 1
         bench.save()
         assert bench.half.take_stats().reduce()["committed_saves"] == 1
 
     def test_a_user_who_hits_hbm_only_in_part_is_not_checked(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
         bench.clock.now += 2 * RECHECK_SECONDS
         bench.arrive("2", [*HISTORY, 50])
@@ -215,20 +215,20 @@ class TestSaving:
         bench.save()
 
     def test_a_step_in_which_nothing_happens_has_no_figures(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
         assert bench.half.take_stats() is not None
         assert bench.half.take_stats() is None
 
     def test_all_counts_have_a_metric(self, bench: SchedulerBench) -> None:
         seen: set[str] = set()
-        for user, answer in enumerate([ABSENT, UNKNOWN, FULL, answer_of(record_of(HISTORY), tier=Tier.SSD)]):
+        for user, answer in enumerate([NOT_IN_POOL, LOOKUP_FAILED, FULL, answer_of(record_of(HISTORY), tier=Tier.SSD)]):
             bench.run(str(user), HISTORY, user=str(user), answer=answer)
             drain(bench)
             bench.evict()
             seen |= bench.half.take_stats().reduce().keys()
         for user in "abcdefghijk":
-            bench.run(user, HISTORY[:4], user=user, answer=ABSENT)
+            bench.run(user, HISTORY[:4], user=user, answer=NOT_IN_POOL)
             bench.write(ok=user != "a")
         bench.save()
         seen |= bench.half.take_stats().reduce().keys()
@@ -237,7 +237,7 @@ class TestSaving:
 
 
 class TestNewWeights:
-    """``histories_forgotten``: KV of old and new weights never meet."""
+    """``on_cache_reset``: KV of old and new weights never meet."""
 
     def test_who_waits_asks_under_the_new_name(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY)
@@ -249,7 +249,7 @@ class TestNewWeights:
         assert new.namespace == "n2"
         old.answer(FULL)
         assert bench.find("1") is None
-        new.answer(ABSENT)
+        new.answer(NOT_IN_POOL)
         assert bench.find("1") == 0
         bench.half.finished("1")
 
@@ -264,7 +264,7 @@ class TestNewWeights:
 
     def test_what_runs_is_not_saved(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.find("1")
         bench.start("1", 0)
         bench.users.reset()
@@ -274,7 +274,7 @@ class TestNewWeights:
 
     def test_saves_under_way_are_given_up(self, bench: SchedulerBench) -> None:
         """vLLM's own cache is reset only if nobody holds a block."""
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         shipped = bench.jobs.saves
         bench.arrive("2", HISTORY, user="v", read=False)
         bench.find("2")
@@ -282,14 +282,14 @@ class TestNewWeights:
         bench.finish("2")
         bench.users.reset()
         assert bench.blocks.num_free == 100
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.write(*shipped)
         bench.step()
         assert bench.pool.commits == bench.jobs.saves == []
 
     def test_a_commit_under_way_keeps_its_name(self, bench: SchedulerBench) -> None:
         """What it names was written before."""
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.write()
         bench.users.reset()
         (commit,) = bench.pool.commits
@@ -297,9 +297,9 @@ class TestNewWeights:
         bench.save()
 
     def test_what_waited_for_a_save_is_forgotten(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY[:10], answer=ABSENT)
+        bench.run("1", HISTORY[:10], answer=NOT_IN_POOL)
         first = bench.jobs
-        bench.run("2", HISTORY, answer=ABSENT)
+        bench.run("2", HISTORY, answer=NOT_IN_POOL)
         assert bench.half.needs_step()
         bench.users.reset()
         assert not bench.half.needs_step()
@@ -309,14 +309,14 @@ class TestNewWeights:
 
     def test_a_save_of_old_weights_that_ends_late(self, bench: SchedulerBench) -> None:
         """It is not what the user's next history waits for."""
-        bench.run("1", HISTORY[:6], answer=ABSENT)
+        bench.run("1", HISTORY[:6], answer=NOT_IN_POOL)
         old = bench.jobs
         bench.clock.now += 0.1
         bench.users.reset()
-        bench.run("2", HISTORY[:10], answer=ABSENT)
+        bench.run("2", HISTORY[:10], answer=NOT_IN_POOL)
         new = bench.jobs
         assert [job.namespace for job in new.saves] == ["n2"]
-        bench.run("3", HISTORY, answer=ABSENT)
+        bench.run("3", HISTORY, answer=NOT_IN_POOL)
         bench.write(*old.saves)
         bench.step()
         assert bench.pool.lookups == []
@@ -333,7 +333,7 @@ class TestNewWeights:
     def test_a_request_that_ran_never_meets_the_pool_again(self, bench: SchedulerBench) -> None:
         """It may have KV of both weights."""
         bench.arrive("1", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.find("1")
         bench.start("1", 0)
         bench.clock.now += 0.1
@@ -343,10 +343,10 @@ class TestNewWeights:
         bench.finish("1")
 
     def test_users_are_saved_again(self, bench: SchedulerBench) -> None:
-        bench.run("1", HISTORY, answer=ABSENT)
+        bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
         bench.clock.now += 0.1
         bench.users.reset()
-        bench.run("2", HISTORY, answer=ABSENT)
+        bench.run("2", HISTORY, answer=NOT_IN_POOL)
         assert [job.namespace for job in bench.jobs.saves] == ["n2"]
         bench.save()

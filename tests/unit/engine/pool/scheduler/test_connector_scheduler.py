@@ -10,7 +10,7 @@ from tests.support.scheduler_bench import FULL, HISTORY, SchedulerBench, drain
 from userkv.core.request import KVScope, UserKey
 from userkv.engine.pool.scheduler import loads
 from userkv.engine.pool.scheduler.loads import BAD_SECONDS
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolLookupResult
 from userkv.engine.pool.scheduler.pool_request import ANSWER_SECONDS, MOST_QUESTIONS
 from userkv.records.record import UserRecord
 from userkv.store.backend import Tier
@@ -34,7 +34,7 @@ class TestAsking:
         assert bench.find("1") is None
         assert bench.find("1") is None
         assert bench.pool.lookups == []
-        lookup.answer(ABSENT)
+        lookup.answer(NOT_IN_POOL)
         assert bench.find("1") == 0
         bench.start("1", 0)
         bench.finish("1", computed=0)
@@ -89,14 +89,14 @@ class TestAsking:
         bench.requests.clear()
         bench.half.finished("1")
 
-    @pytest.mark.parametrize("answer", [UNKNOWN, answer_of(UserRecord.tombstone(3, "w", 1.0))])
-    def test_nothing_to_load(self, bench: SchedulerBench, answer: PoolAnswer) -> None:
+    @pytest.mark.parametrize("answer", [LOOKUP_FAILED, answer_of(UserRecord.tombstone(3, "w", 1.0))])
+    def test_nothing_to_load(self, bench: SchedulerBench, answer: PoolLookupResult) -> None:
         bench.arrive("1", HISTORY)
         bench.asked().answer(answer)
         assert bench.find("1") == 0
         bench.start("1", 0)
         bench.finish("1", computed=0)
-        found = "miss" if answer.known else "failed"
+        found = "miss" if answer.succeeded else "failed"
         assert bench.half.take_stats().reduce() == {f"pool_lookups_{found}": 1}
 
     def test_what_is_left_of_a_damaged_record(self, bench: SchedulerBench) -> None:
@@ -116,7 +116,7 @@ class TestAsking:
         second = bench.asked()
         first.answer(FULL)  # Too late: it is not believed any more.
         assert bench.find("1") is None
-        second.answer(ABSENT)
+        second.answer(NOT_IN_POOL)
         assert bench.find("1") == 0
         bench.half.finished("1")
 
@@ -131,9 +131,9 @@ class TestAsking:
     def test_an_answer_is_asked_for_again_once(self, bench: SchedulerBench) -> None:
         """Where steps take longer than answers are trusted, a request would ask for ever."""
         bench.arrive("1", HISTORY)
-        for counts in (True, False):
+        for is_new in (True, False):
             asked = bench.asked()
-            assert asked.counts == counts, "a request counts once, however often it asks"
+            assert asked.is_new_request == is_new, "a request counts once, however often it asks"
             asked.answer(FULL)
             bench.clock.now += 2 * ANSWER_SECONDS
             found = bench.find("1")
@@ -144,9 +144,9 @@ class TestAsking:
     def test_what_was_saved_while_a_request_waited_is_found(self, bench: SchedulerBench) -> None:
         """Two requests of a new user come at once. The second one waits until the first has been saved and left HBM."""
         bench.arrive("1", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.arrive("2", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert bench.find("1") == 0
         bench.start("1", 0)
         bench.finish("1")
@@ -161,9 +161,9 @@ class TestAsking:
 
     def test_saves_do_not_keep_a_request_waiting_for_ever(self, bench: SchedulerBench) -> None:
         bench.arrive("patient", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         for number in range(2 * MOST_QUESTIONS):
-            bench.run(str(number), [*HISTORY[:4], number], answer=ABSENT)
+            bench.run(str(number), [*HISTORY[:4], number], answer=NOT_IN_POOL)
             bench.clock.now += 0.1
             bench.save()
             bench.evict()
@@ -176,7 +176,7 @@ class TestAsking:
     def test_a_request_counts_once(self, bench: SchedulerBench) -> None:
         """It may be preempted, and get blocks again."""
         bench.arrive("1", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.find("1")
         bench.start("1", 0)
         bench.half.allocated("1", [1, 2, 3], 0)
@@ -200,7 +200,7 @@ class TestAsking:
         bench.start("1", 0)
         bench.finish("1")
         bench.step()
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert len(bench.step().saves) == 1
         bench.save()
 
@@ -217,13 +217,13 @@ class TestAsking:
         assert bench.find("1") == 0
         bench.start("1", 0)
         bench.finish("1")
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert len(bench.step().saves) == 1
         bench.save()
 
     def test_a_request_that_does_not_write(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY, write=False)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         assert bench.find("1") == 0
         bench.start("1", 0)
         bench.finish("1")
@@ -370,7 +370,7 @@ class TestLoading:
         assert bench.half.hit_tier("1") is None
 
     def test_what_a_preempted_request_loads_was_counted_when_it_started_first(self, bench: SchedulerBench) -> None:
-        bench.run("0", HISTORY, answer=ABSENT)
+        bench.run("0", HISTORY, answer=NOT_IN_POOL)
         drain(bench)
         bench.arrive("1", HISTORY)
         assert bench.find("1") == 0

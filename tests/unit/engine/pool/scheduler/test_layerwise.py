@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.records import answer_of, record_of
 from tests.support.scheduler_bench import CANDIDATES, FULL, HISTORY, SchedulerBench, drain
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolLookupResult
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def bench(request: pytest.FixtureRequest) -> Iterator[SchedulerBench]:
 class TestSavingDuringTheForwardPass:
     """Layerwise: the step that computes the end of a history saves it, too."""
 
-    def begin(self, bench: SchedulerBench, history: list[int], answer: PoolAnswer, computed: int | None = None) -> int:
+    def begin(
+        self, bench: SchedulerBench, history: list[int], answer: PoolLookupResult, computed: int | None = None
+    ) -> int:
         """Start a request; the step computes up to ``computed`` tokens. Returns what it loads."""
         bench.arrive("1", history)
         bench.asked().answer(answer)
@@ -37,7 +39,7 @@ class TestSavingDuringTheForwardPass:
         return external
 
     def test_saved_and_confirmed_in_one_step(self, bench: SchedulerBench) -> None:
-        self.begin(bench, HISTORY, ABSENT)
+        self.begin(bench, HISTORY, NOT_IN_POOL)
         (job,) = bench.jobs.saves
         assert job.during_forward
         assert job.live_block == bench.requests["1"].blocks[5].block_id
@@ -50,7 +52,7 @@ class TestSavingDuringTheForwardPass:
         assert bench.pool.lookups == []
 
     def test_only_the_step_that_ends_the_history(self, bench: SchedulerBench) -> None:
-        self.begin(bench, HISTORY, ABSENT, computed=len(HISTORY) - 1)
+        self.begin(bench, HISTORY, NOT_IN_POOL, computed=len(HISTORY) - 1)
         assert bench.jobs.saves == []
         blocks = bench.requests["1"].blocks
         bench.half.step_computes("1", len(HISTORY) - 1, len(HISTORY) + 1, blocks)
@@ -96,9 +98,9 @@ class TestSavingDuringTheForwardPass:
 
     def test_an_answer_from_before_the_last_save_says_nothing(self, bench: SchedulerBench) -> None:
         bench.arrive("late", HISTORY)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.clock.now += 1
-        self.begin(bench, HISTORY[:10], ABSENT)
+        self.begin(bench, HISTORY[:10], NOT_IN_POOL)
         bench.write()
         bench.finish("1")
         bench.save()
@@ -121,7 +123,7 @@ class TestSavingDuringTheForwardPass:
 
     @pytest.mark.parametrize("why", ["aborted", "preempted", "new weights"])
     def test_a_step_that_did_not_do_what_it_should(self, bench: SchedulerBench, why: str) -> None:
-        self.begin(bench, HISTORY, ABSENT)
+        self.begin(bench, HISTORY, NOT_IN_POOL)
         (save,) = bench.jobs.saves
         if why == "new weights":
             bench.users.reset()
@@ -132,7 +134,7 @@ class TestSavingDuringTheForwardPass:
         assert bench.pool.removed == [extent for extent, _ in save.extents]
 
     def test_a_pool_that_has_not_answered(self, bench: SchedulerBench) -> None:
-        self.begin(bench, HISTORY, UNKNOWN)
+        self.begin(bench, HISTORY, LOOKUP_FAILED)
         assert bench.jobs.saves == []
         bench.finish("1")
         bench.step()
@@ -141,7 +143,7 @@ class TestSavingDuringTheForwardPass:
 
     def test_a_request_that_does_not_write(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY, write=False)
-        bench.asked().answer(ABSENT)
+        bench.asked().answer(NOT_IN_POOL)
         bench.find("1")
         bench.start("1", 0)
         bench.half.step_computes("1", 0, len(HISTORY) + CANDIDATES, bench.requests["1"].blocks)

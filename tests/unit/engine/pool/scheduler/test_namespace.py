@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from userkv.core.errors import InvalidSettingError
 from userkv.core.pool_settings import PoolSettings
 from userkv.core.request import KVScope, UserKey
-from userkv.engine.pool import setup as assemble
-from userkv.engine.pool.scheduler import namespace
+from userkv.engine.pool.scheduler import namespace, setup
 from userkv.engine.pool.scheduler.namespace import Namespaces, code_fingerprint, fingerprint, weights_fingerprint
 from userkv.models import registry
 
@@ -189,7 +188,7 @@ class TestCode:
                 cache_config=SimpleNamespace(cache_dtype="auto", block_size=128),
                 parallel_config=SimpleNamespace(world_size=1),
             )
-            return assemble._facts(config, PoolSettings(), [])  # type: ignore[arg-type]
+            return setup.namespace_facts(config, PoolSettings(), [])  # type: ignore[arg-type]
 
         before = {name: fingerprint(facts(name)) for name in ("HSTURanker", "Qwen3Ranker", "Qwen3ForCausalLM")}
         monkeypatch.setattr(registry, "code_files", list)

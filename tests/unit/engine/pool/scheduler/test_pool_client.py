@@ -9,24 +9,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.lookup_rpc import PATIENCE, ipc_endpoint, wait_until
 from tests.support.records import BLOCK, record_of
-from tests.support.rpc import PATIENCE, ipc_endpoint, wait_until
 from userkv.core.tokens import as_tokens
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer, PoolClient
-from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
+from userkv.engine.pool.scheduler.pool_client import (
+    LOOKUP_FAILED,
+    NOT_IN_POOL,
+    PoolClient,
+    PoolCommitResult,
+    PoolLookupResult,
+)
+from userkv.engine.pool.wire.lookup_client import MooncakeLookupClient
+from userkv.engine.pool.wire.lookup_server import MooncakeLookupServer
 from userkv.engine.pool.wire.messages import (
     Call,
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Hello,
-    Locate,
-    Located,
-    Lookup,
-    Remove,
+    CommitCall,
+    CommitReply,
+    ErrorReply,
+    LocateCall,
+    LocateReply,
+    LookupCall,
+    LookupReply,
+    RegisterCall,
+    RemoveCall,
     Reply,
-    to_wire,
+    extents_to_wire,
 )
 from userkv.records.load_plan import usable_part
 from userkv.records.record import Extent, UserRecord
@@ -49,17 +56,19 @@ class Rank:
 
     def answer(self, call: Call) -> Reply:
         self.calls.append(call)
-        if self.instead is not None and not isinstance(call, Hello):
+        if self.instead is not None and not isinstance(call, RegisterCall):
             return self.instead(call)
         match call:
-            case Lookup():
-                return Found(call.call_id, self.record, self.tiers)
-            case Locate():
-                return Located(call.call_id, self.tiers)
-            case Commit():
-                return Committed(call.call_id, True, call.base_generation + 1, to_wire(RECORD.extents[:1]), "")
+            case LookupCall():
+                return LookupReply(call.call_id, self.record, self.tiers)
+            case LocateCall():
+                return LocateReply(call.call_id, self.tiers)
+            case CommitCall():
+                return CommitReply(
+                    call.call_id, True, call.base_generation + 1, extents_to_wire(RECORD.extents[:1]), ""
+                )
             case _:
-                return Located(call.call_id)
+                return LocateReply(call.call_id)
 
 
 class Bench:
@@ -75,14 +84,14 @@ class Bench:
         self.pool = PoolClient(MooncakeLookupClient(endpoints, timeout, lambda rank, notice: None))
         stack.callback(self.pool.close)
 
-    def lookup(self, uid: str = "u", namespace: str = "n") -> PoolAnswer:
-        answers: list[PoolAnswer] = []
+    def lookup(self, uid: str = "u", namespace: str = "n") -> PoolLookupResult:
+        answers: list[PoolLookupResult] = []
         self.pool.lookup(uid, namespace, answers.append)
         wait_until(lambda: answers)
         return answers[0]
 
-    def commit(self, base_generation: int = 3) -> CommitAnswer:
-        answers: list[CommitAnswer] = []
+    def commit(self, base_generation: int = 3) -> PoolCommitResult:
+        answers: list[PoolCommitResult] = []
         self.pool.commit("u", "n", RECORD, base_generation, answers.append)
         wait_until(lambda: answers)
         return answers[0]
@@ -95,19 +104,19 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 def test_all_ranks_have_everything(bench: Bench) -> None:
-    assert bench.lookup() == PoolAnswer(True, RECORD, RECORD, Tier.DRAM)
-    assert isinstance(bench.ranks[0].calls[-1], Lookup)
+    assert bench.lookup() == PoolLookupResult(True, RECORD, RECORD, Tier.DRAM)
+    assert isinstance(bench.ranks[0].calls[-1], LookupCall)
     for rank in bench.ranks[1:]:
         call = rank.calls[-1]
-        assert isinstance(call, Locate)
-        assert (call.uid, call.namespace, call.extents) == ("u", "n", to_wire(RECORD.extents))
+        assert isinstance(call, LocateCall)
+        assert (call.uid, call.namespace, call.extents) == ("u", "n", extents_to_wire(RECORD.extents))
 
 
 @pytest.mark.parametrize("bench", [(1,)], indirect=True)
 def test_a_single_rank(bench: Bench) -> None:
-    assert bench.lookup() == PoolAnswer(True, RECORD, RECORD, Tier.DRAM)
+    assert bench.lookup() == PoolLookupResult(True, RECORD, RECORD, Tier.DRAM)
     bench.ranks[0].tiers = ("ssd", "", "dram")
-    assert bench.lookup() == PoolAnswer(True, RECORD, usable_part(RECORD, [True, False, True]), Tier.SSD)
+    assert bench.lookup() == PoolLookupResult(True, RECORD, usable_part(RECORD, [True, False, True]), Tier.SSD)
 
 
 @pytest.mark.parametrize("rank", range(3))
@@ -115,7 +124,7 @@ def test_a_single_rank(bench: Bench) -> None:
 def test_one_rank_lacks_an_extent(bench: Bench, rank: int, missing: int) -> None:
     bench.ranks[rank].tiers = tuple("" if extent == missing else "dram" for extent in range(3))
     answer = bench.lookup()
-    assert answer.known
+    assert answer.succeeded
     assert answer.record == RECORD
     if missing == 0:
         assert (answer.usable, answer.tier) == (None, None)
@@ -140,17 +149,17 @@ def test_the_slowest_tier_counts(bench: Bench, rank: int) -> None:
 
 @pytest.mark.parametrize("rank", range(3))
 def test_a_rank_that_cannot_answer(bench: Bench, rank: int) -> None:
-    bench.ranks[rank].instead = lambda call: Failed(call.call_id, "the pool is down")
-    assert bench.lookup() == UNKNOWN
+    bench.ranks[rank].instead = lambda call: ErrorReply(call.call_id, "the pool is down")
+    assert bench.lookup() == LOOKUP_FAILED
 
 
 @pytest.mark.parametrize("bench", [(3, 0.2)], indirect=True)
 @pytest.mark.parametrize("rank", range(3))
 def test_a_rank_that_does_not_answer(bench: Bench, rank: int) -> None:
     released = threading.Event()
-    bench.ranks[rank].instead = lambda call: Failed(call.call_id, str(released.wait(PATIENCE)))
+    bench.ranks[rank].instead = lambda call: ErrorReply(call.call_id, str(released.wait(PATIENCE)))
     start = time.monotonic()
-    assert bench.lookup() == UNKNOWN
+    assert bench.lookup() == LOOKUP_FAILED
     assert time.monotonic() - start < 2
     bench.ranks[rank].instead = None
     released.set()
@@ -159,14 +168,14 @@ def test_a_rank_that_does_not_answer(bench: Bench, rank: int) -> None:
 
 def test_nobody_is_known(bench: Bench) -> None:
     bench.ranks[0].record, bench.ranks[0].tiers = b"", ()
-    assert bench.lookup() == ABSENT
-    assert not any(isinstance(call, Locate) for rank in bench.ranks for call in rank.calls)
+    assert bench.lookup() == NOT_IN_POOL
+    assert not any(isinstance(call, LocateCall) for rank in bench.ranks for call in rank.calls)
 
 
 def test_a_tombstone_is_an_answer_of_its_own(bench: Bench) -> None:
     tombstone = UserRecord.tombstone(7, "w", 1.0)
     bench.ranks[0].record, bench.ranks[0].tiers = tombstone.encode("u", "n"), ()
-    assert bench.lookup() == PoolAnswer(True, tombstone)
+    assert bench.lookup() == PoolLookupResult(True, tombstone)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +192,7 @@ def test_a_tombstone_is_an_answer_of_its_own(bench: Bench) -> None:
 )
 def test_records_that_cannot_be_believed_are_none(bench: Bench, data: bytes) -> None:
     bench.ranks[0].record = data
-    assert bench.lookup() == ABSENT
+    assert bench.lookup() == NOT_IN_POOL
     bench.ranks[0].record = DATA
     assert bench.lookup().usable == RECORD
 
@@ -192,13 +201,13 @@ def test_records_that_cannot_be_believed_are_none(bench: Bench, data: bytes) -> 
 @pytest.mark.parametrize("tiers", [(), ("dram",), ("dram",) * 4], ids=len)
 def test_a_rank_that_answers_something_else_than_was_asked(bench: Bench, rank: int, tiers: tuple[str, ...]) -> None:
     bench.ranks[rank].tiers = tiers
-    assert bench.lookup() == UNKNOWN
-    bench.ranks[rank].instead = lambda call: Committed(call.call_id, True, 1, (), "")
-    assert bench.lookup() == UNKNOWN
+    assert bench.lookup() == LOOKUP_FAILED
+    bench.ranks[rank].instead = lambda call: CommitReply(call.call_id, True, 1, (), "")
+    assert bench.lookup() == LOOKUP_FAILED
 
 
 def test_hundreds_of_lookups_at_once(bench: Bench) -> None:
-    answers: list[PoolAnswer] = []
+    answers: list[PoolLookupResult] = []
     for _ in range(300):
         bench.pool.lookup("u", "n", answers.append)
     wait_until(lambda: len(answers) == 300)
@@ -206,46 +215,48 @@ def test_hundreds_of_lookups_at_once(bench: Bench) -> None:
 
 
 def test_the_first_rank_commits(bench: Bench) -> None:
-    assert bench.commit(base_generation=41) == CommitAnswer(True, False, RECORD.extents[:1])
+    assert bench.commit(base_generation=41) == PoolCommitResult(True, False, RECORD.extents[:1])
     call = bench.ranks[0].calls[-1]
-    assert isinstance(call, Commit)
+    assert isinstance(call, CommitCall)
     assert call.base_generation == 41
     assert UserRecord.decode(call.record, "u", "n") == RECORD
-    assert not any(isinstance(call, Commit) for rank in bench.ranks[1:] for call in rank.calls)
+    assert not any(isinstance(call, CommitCall) for rank in bench.ranks[1:] for call in rank.calls)
 
 
 def test_refused_and_unknown_are_different(bench: Bench) -> None:
-    bench.ranks[0].instead = lambda call: Committed(call.call_id, False, 1, (), "deleted")
-    assert bench.commit() == CommitAnswer(False, True)
-    bench.ranks[0].instead = lambda call: Failed(call.call_id, "who knows")
-    assert bench.commit() == CommitAnswer(False, False)
+    bench.ranks[0].instead = lambda call: CommitReply(call.call_id, False, 1, (), "deleted")
+    assert bench.commit() == PoolCommitResult(False, True)
+    bench.ranks[0].instead = lambda call: ErrorReply(call.call_id, "who knows")
+    assert bench.commit() == PoolCommitResult(False, False)
 
 
 def test_all_ranks_remove(bench: Bench) -> None:
     bench.pool.remove("u", "n", RECORD.extents[1:])
-    wait_until(lambda: all(any(isinstance(call, Remove) for call in rank.calls) for rank in bench.ranks))
+    wait_until(lambda: all(any(isinstance(call, RemoveCall) for call in rank.calls) for rank in bench.ranks))
     for rank in bench.ranks:
         call = rank.calls[-1]
-        assert isinstance(call, Remove)
-        assert (call.uid, call.namespace, call.extents) == ("u", "n", to_wire(RECORD.extents[1:]))
+        assert isinstance(call, RemoveCall)
+        assert (call.uid, call.namespace, call.extents) == ("u", "n", extents_to_wire(RECORD.extents[1:]))
     before = [len(rank.calls) for rank in bench.ranks]
     bench.pool.remove("u", "n", ())
-    assert bench.lookup().known
+    assert bench.lookup().succeeded
     assert not any(
-        isinstance(call, Remove) for rank, seen in zip(bench.ranks, before, strict=True) for call in rank.calls[seen:]
+        isinstance(call, RemoveCall)
+        for rank, seen in zip(bench.ranks, before, strict=True)
+        for call in rank.calls[seen:]
     )
 
 
 def test_closing_answers_open_lookups(bench: Bench) -> None:
     released = threading.Event()
     for rank in bench.ranks[1:]:
-        rank.instead = lambda call: Failed(call.call_id, str(released.wait(PATIENCE)))
-    answers: list[PoolAnswer] = []
+        rank.instead = lambda call: ErrorReply(call.call_id, str(released.wait(PATIENCE)))
+    answers: list[PoolLookupResult] = []
     bench.pool.lookup("u", "n", answers.append)
     wait_until(lambda: all(len(rank.calls) > 0 for rank in bench.ranks))
     bench.pool.close()
     released.set()
-    assert answers == [UNKNOWN]
+    assert answers == [LOOKUP_FAILED]
 
 
 @given(st.data())
@@ -256,7 +267,7 @@ def test_what_all_ranks_have_is_what_is_usable(data: st.DataObject) -> None:
     record = UserRecord(1, as_tokens(range(24)), BLOCK, tuple(extents), "w", 1.0)
     vote = st.lists(st.sampled_from(["", "dram", "ssd"]), min_size=len(extents), max_size=len(extents))
     votes = [tuple(tiers) for tiers in data.draw(st.lists(vote, min_size=1, max_size=3))]
-    answers: list[PoolAnswer] = []
+    answers: list[PoolLookupResult] = []
     PoolClient(Votes(record, votes)).lookup("u", "n", answers.append)  # type: ignore[arg-type]
     present = [all(tiers[i] for tiers in votes) for i in range(len(extents))]
     usable = usable_part(record, present)
@@ -278,7 +289,7 @@ class Votes:
         self._record, self._votes = record, votes
 
     def call(
-        self, rank: int, kind: type[Call], callback: Callable[[Reply], None], *fields: object, patient: bool = False
+        self, rank: int, kind: type[Call], callback: Callable[[Reply], None], *fields: object, background: bool = False
     ) -> None:
         data = self._record.encode("u", "n")
-        callback(Found(1, data, self._votes[0]) if kind is Lookup else Located(1, self._votes[rank]))
+        callback(LookupReply(1, data, self._votes[0]) if kind is LookupCall else LocateReply(1, self._votes[rank]))

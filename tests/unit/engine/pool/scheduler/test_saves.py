@@ -2,17 +2,17 @@
 
 import pytest
 
-from tests.support.agreed import COMMITTED, NOBODY_KNOWS, REFUSED
+from tests.support.fake_pool_client import COMMIT_UNANSWERED, COMMITTED, REFUSED
 from tests.support.records import BLOCK, answer_of, record_of
 from tests.support.saves_bench import SavesBench
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolCommitResult
 from userkv.records.record import UserRecord
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_save_that_works(asked: bool) -> None:
     bench = SavesBench()
-    save = bench.begin(10, ABSENT if asked else None)
+    save = bench.begin(10, NOT_IN_POOL if asked else None)
     assert bench.saves.is_saving("u", "n")
     assert bench.saves.has_unshipped()
     bench.forget()
@@ -20,7 +20,7 @@ def test_a_save_that_works(asked: bool) -> None:
         assert bench.saves.ship() == []
         (lookup,) = bench.pool.lookups
         assert (lookup.uid, lookup.namespace) == ("u", "n")
-        lookup.answer(ABSENT)
+        lookup.answer(NOT_IN_POOL)
     job = bench.ship()
     assert (job.job_id, job.uid, job.namespace, job.during_forward) == (save.job_id, "u", "n", False)
     assert [(extent.first_block, ids) for extent, ids in job.extents] == [(0, (100, 101)), (2, (102,))]
@@ -69,7 +69,7 @@ def test_what_the_pool_has_lost_is_written_again() -> None:
     assert job.live_block == -1
     bench.report(save, True, True)
     assert bench.pool.commits[0].base_generation == 8
-    bench.pool.commits[0].answer(CommitAnswer(True, garbage=base.extents[1:]))
+    bench.pool.commits[0].answer(PoolCommitResult(True, garbage=base.extents[1:]))
     assert bench.pool.removed == [base.extents[1]]
     bench.assert_over(True)
 
@@ -95,8 +95,8 @@ def test_what_the_pool_has_already_is_not_written() -> None:
 
 def test_a_pool_that_does_not_answer_costs_the_save() -> None:
     bench = SavesBench()
-    bench.begin(10, UNKNOWN)
-    bench.pool.lookups[0].answer(UNKNOWN)
+    bench.begin(10, LOOKUP_FAILED)
+    bench.pool.lookups[0].answer(LOOKUP_FAILED)
     assert bench.saves.ship() == []
     assert bench.saves.take_counts() == {"failed_saves": 1}
     bench.assert_over(False)
@@ -151,7 +151,7 @@ def test_a_commit_without_an_answer_may_have_happened() -> None:
     save = bench.begin()
     bench.ship()
     bench.report(save, True, True)
-    bench.pool.commits[0].answer(NOBODY_KNOWS)
+    bench.pool.commits[0].answer(COMMIT_UNANSWERED)
     assert bench.pool.removed == []
     bench.assert_over(False)
 
@@ -166,8 +166,8 @@ def test_one_save_of_a_user_at_a_time_and_a_limit_for_all() -> None:
     assert bench.saves.take_counts() == {"dropped_saves": 1}
     assert not bench.saves.is_saving("v", "n")
     assert len(bench.saves) == 2
-    bench.pool.lookups[0].answer(UNKNOWN)
-    last = bench.saves.start(bench.history([1, 2], user="v"), ABSENT)
+    bench.pool.lookups[0].answer(LOOKUP_FAILED)
+    last = bench.saves.start(bench.history([1, 2], user="v"), NOT_IN_POOL)
     assert last is not None
     assert [job.job_id for job in bench.saves.ship()] == [first.job_id, last.job_id]
     bench.report(first, False, False)
@@ -177,7 +177,7 @@ def test_one_save_of_a_user_at_a_time_and_a_limit_for_all() -> None:
 
 def test_during_the_forward_pass_the_last_block_is_live_and_the_commit_waits() -> None:
     bench = SavesBench()
-    save = bench.begin(8, ABSENT, during_forward=True)
+    save = bench.begin(8, NOT_IN_POOL, during_forward=True)
     job = bench.ship()
     assert job.during_forward
     assert job.live_block == 101
@@ -296,12 +296,12 @@ def test_what_is_given_up_ends_without_a_commit(reports: int, during_forward: bo
 def test_new_weights_give_all_blocks_back_at_once() -> None:
     bench = SavesBench(max_saves=9)
     asked = bench.saves.start(bench.history([1] * BLOCK, "asked"), None)
-    ready = bench.saves.start(bench.history([1] * BLOCK, "ready"), ABSENT)
+    ready = bench.saves.start(bench.history([1] * BLOCK, "ready"), NOT_IN_POOL)
     assert asked is not None
     assert ready is not None
     bench.saves.abandon()
     assert bench.saves.held_blocks() == []
     assert bench.saves.ship() == []
-    bench.pool.lookups[-1].answer(ABSENT)
+    bench.pool.lookups[-1].answer(NOT_IN_POOL)
     assert len(bench.saves) == 0
     assert [ok for _, ok in bench.ended] == [False, False]

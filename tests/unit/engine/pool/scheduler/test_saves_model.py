@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.support.agreed import COMMITTED, NOBODY_KNOWS, REFUSED
+from tests.support.fake_pool_client import COMMIT_UNANSWERED, COMMITTED, REFUSED
+from tests.support.lookup_rpc import PATIENCE, wait_until
 from tests.support.records import answer_of, record_of
-from tests.support.rpc import PATIENCE, wait_until
 from tests.support.saves_bench import SavesBench
-from userkv.engine.pool.scheduler.pool_client import ABSENT, UNKNOWN, CommitAnswer, PoolAnswer
+from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolCommitResult, PoolLookupResult
 from userkv.engine.pool.scheduler.saves import Save
 from userkv.engine.pool.wire.messages import SaveJob
 from userkv.records.record import UserRecord
@@ -89,9 +89,10 @@ class SavesInAnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.bench.pool.commits)
     @rule(
-        which=st.randoms(use_true_random=False), answer=st.sampled_from([COMMITTED, COMMITTED, REFUSED, NOBODY_KNOWS])
+        which=st.randoms(use_true_random=False),
+        answer=st.sampled_from([COMMITTED, COMMITTED, REFUSED, COMMIT_UNANSWERED]),
     )
-    def answer_commit(self, which: random.Random, answer: CommitAnswer) -> None:
+    def answer_commit(self, which: random.Random, answer: PoolCommitResult) -> None:
         commit = self.bench.pool.commits.pop(which.randrange(len(self.bench.pool.commits)))
         commit.answer(answer)
 
@@ -138,7 +139,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         for _ in range(5):
             for lookup in self.bench.pool.lookups:
-                lookup.answer(ABSENT)
+                lookup.answer(NOT_IN_POOL)
             self.bench.pool.lookups.clear()
             self.ship()
             for model in self.writing():
@@ -158,13 +159,13 @@ class SavesInAnyOrder(RuleBasedStateMachine):
     def undecided(self) -> list[Model]:
         return [model for model in self.models.values() if not model.confirmed]
 
-    def answer_for(self, kind: str, tokens: int) -> PoolAnswer:
+    def answer_for(self, kind: str, tokens: int) -> PoolLookupResult:
         self.generation += 1
         match kind:
             case "absent":
-                return ABSENT
+                return NOT_IN_POOL
             case "unknown":
-                return UNKNOWN
+                return LOOKUP_FAILED
             case "tombstone":
                 return answer_of(UserRecord.tombstone(self.generation, "w", 1.0))
             case "short":
@@ -195,7 +196,7 @@ def test_two_threads() -> None:
             for waiting in (bench.pool.lookups, bench.pool.commits):
                 if waiting:
                     asked = waiting.pop(0)
-                    good, bad = (ABSENT, UNKNOWN) if waiting is bench.pool.lookups else (COMMITTED, REFUSED)
+                    good, bad = (NOT_IN_POOL, LOOKUP_FAILED) if waiting is bench.pool.lookups else (COMMITTED, REFUSED)
                     asked.answer(good if rng.random() < 0.8 else bad)  # type: ignore[arg-type]
             if shipped:
                 job = shipped.pop(0)
@@ -212,7 +213,7 @@ def test_two_threads() -> None:
         if bench.blocks.num_free > 5:
             during = rng.random() < 0.5
             history = bench.history(list(range(rng.randrange(1, 18))), str(rng.randrange(30)))
-            save = bench.saves.start(history, ABSENT if during else None, during_forward=during)
+            save = bench.saves.start(history, NOT_IN_POOL if during else None, during_forward=during)
             bench.forget()
             shipped += bench.saves.ship()
             if save is not None:

@@ -9,17 +9,18 @@ import msgspec
 import pytest
 import zmq
 
-from tests.support.rpc import ENDPOINTS, PATIENCE, Ends, echo, wait_until
+from tests.support.lookup_rpc import ENDPOINTS, PATIENCE, Ends, echo, wait_until
 from userkv.core.errors import InvalidSettingError
-from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
+from userkv.engine.pool.wire.lookup_client import MooncakeLookupClient
+from userkv.engine.pool.wire.lookup_server import MooncakeLookupServer
 from userkv.engine.pool.wire.messages import (
     Call,
-    Failed,
-    Hello,
-    Located,
-    Lookup,
+    ErrorReply,
+    LocateReply,
+    LookupCall,
+    RegisterCall,
     Reply,
-    Saved,
+    SaveNotice,
 )
 
 GARBAGE = [
@@ -27,11 +28,11 @@ GARBAGE = [
     b"\xc1",
     b"\x93",
     b"hello",
-    msgspec.msgpack.encode(["Lookup"]),
-    msgspec.msgpack.encode(["Lookup", "1", "u", "n"]),
+    msgspec.msgpack.encode(["LookupCall"]),
+    msgspec.msgpack.encode(["LookupCall", "1", "u", "n"]),
     msgspec.msgpack.encode(["Delete", 1, "u", "n"]),
-    msgspec.msgpack.encode({"type": "Lookup"}),
-    msgspec.msgpack.encode(["Locate", 1, "u", "n", [[1, 2]]]),
+    msgspec.msgpack.encode({"type": "LookupCall"}),
+    msgspec.msgpack.encode(["LocateCall", 1, "u", "n", [[1, 2]]]),
     b"\xdd\xff\xff\xff\xff",
     b"\x91" * 100_000,
 ]
@@ -56,11 +57,11 @@ def test_calling_returns_at_once_even_if_nobody_is_there(ends: Ends) -> None:
     """More calls than ZeroMQ queues by itself: each of them fails in time, and the client can be closed."""
     caller = ends.caller(timeout=0.5)
     start = time.monotonic()
-    answers = [caller.call(0, Lookup, "u", "n") for _ in range(3000)]
+    answers = [caller.call(0, LookupCall, "u", "n") for _ in range(3000)]
     assert time.monotonic() - start < 2
     closing = threading.Thread(target=caller.client.close, daemon=True)
     try:
-        assert all(isinstance(answer.wait(3), Failed) for answer in answers)
+        assert all(isinstance(answer.wait(3), ErrorReply) for answer in answers)
     finally:
         closing.start()
         closing.join(5)
@@ -75,7 +76,7 @@ def test_no_notice_is_lost_while_the_scheduler_is_busy(ends: Ends, hold: threadi
     told: list[int] = []
     blocked = threading.Event()
 
-    def on_saved(rank: int, notice: Saved) -> None:
+    def on_saved(rank: int, notice: SaveNotice) -> None:
         told.append(notice.job_id)
         if len(told) == 1:
             blocked.set()
@@ -83,10 +84,10 @@ def test_no_notice_is_lost_while_the_scheduler_is_busy(ends: Ends, hold: threadi
 
     client = MooncakeLookupClient([ends.endpoint], 5.0, on_saved)
     ends.stack.callback(client.close)
-    server.notify(Saved(0, True))
+    server.notify(SaveNotice(0, True))
     assert blocked.wait(PATIENCE)
     for job in range(1, 10_000):
-        server.notify(Saved(job, True))
+        server.notify(SaveNotice(job, True))
     time.sleep(0.2)
     hold.set()
     try:
@@ -102,13 +103,13 @@ def test_garbage_for_the_server(ends: Ends, data: bytes) -> None:
     stranger = ends.socket(zmq.DEALER)
     for _ in range(3):
         stranger.send(data)
-    last = Lookup(5, "stranger", "n")
+    last = LookupCall(5, "stranger", "n")
     stranger.send(msgspec.msgpack.encode(last))
     wait_until(lambda: asked == [last])
     caller = ends.caller(timeout=1)
-    assert caller.ask(0, Lookup, "u", "n").record == b"u n"
-    server.notify(Saved(1, True))
-    wait_until(lambda: caller.notices == [(0, Saved(1, True))])
+    assert caller.ask(0, LookupCall, "u", "n").record == b"u n"
+    server.notify(SaveNotice(1, True))
+    wait_until(lambda: caller.notices == [(0, SaveNotice(1, True))])
 
 
 @pytest.mark.parametrize("frames", [[b""], [b"", b"x"], [b"a", b"b"], [b"a", b"b", b"c"]], ids=len)
@@ -121,7 +122,7 @@ def test_messages_of_several_parts_for_the_server(ends: Ends, frames: list[bytes
     questioner.send(b"hello")
     time.sleep(0.05)
     caller = ends.caller(timeout=1)
-    assert caller.ask(0, Lookup, "u", "n").record == b"u n"
+    assert caller.ask(0, LookupCall, "u", "n").record == b"u n"
 
 
 @pytest.mark.parametrize(
@@ -130,8 +131,8 @@ def test_messages_of_several_parts_for_the_server(ends: Ends, frames: list[bytes
         *([data] for data in GARBAGE),
         [b"", b""],
         [b"a", b"b"],
-        [msgspec.msgpack.encode(Located(999_999))],
-        [msgspec.msgpack.encode(["Saved", "x", True])],
+        [msgspec.msgpack.encode(LocateReply(999_999))],
+        [msgspec.msgpack.encode(["SaveNotice", "x", True])],
     ],
     ids=range(len(GARBAGE) + 4),
 )
@@ -145,13 +146,13 @@ def test_garbage_for_the_client(ends: Ends, frames: list[bytes]) -> None:
     caller = ends.caller(timeout=1)
     assert router.poll(5000)
     scheduler, data = router.recv_multipart()
-    assert isinstance(msgspec.msgpack.decode(data, type=Call), Hello)
+    assert isinstance(msgspec.msgpack.decode(data, type=Call), RegisterCall)
     for uid in ("u", "v"):
-        answer = caller.call(0, Lookup, uid, "n")
+        answer = caller.call(0, LookupCall, uid, "n")
         assert router.poll(5000)
         call = msgspec.msgpack.decode(router.recv_multipart()[1], type=Call)
         router.send_multipart([scheduler, *frames])
-        router.send_multipart([scheduler, msgspec.msgpack.encode(Located(call.call_id, (uid,)))])
+        router.send_multipart([scheduler, msgspec.msgpack.encode(LocateReply(call.call_id, (uid,)))])
         assert answer.wait().tiers == (uid,)
 
 
@@ -162,12 +163,12 @@ def test_closing_the_client_while_calls_are_open(ends: Ends, hold: threading.Eve
 
     ends.serve(answer)
     caller = ends.caller(timeout=60)
-    answers = [caller.call(0, Lookup, "u", "n") for _ in range(50)]
+    answers = [caller.call(0, LookupCall, "u", "n") for _ in range(50)]
     time.sleep(0.1)  # Until nothing comes that would wake the client.
     start = time.monotonic()
     caller.client.close()
     assert time.monotonic() - start < 2
-    assert all(isinstance(answer.wait(0), Failed) for answer in answers)
+    assert all(isinstance(answer.wait(0), ErrorReply) for answer in answers)
     caller.client.close()
     hold.set()
     assert [len(answer.replies) for answer in answers] == [1] * 50
@@ -177,21 +178,21 @@ def test_a_call_after_closing_fails(ends: Ends) -> None:
     ends.serve()
     caller = ends.caller()
     caller.client.close()
-    assert isinstance(caller.call(0, Lookup, "u", "n").wait(2), Failed)
+    assert isinstance(caller.call(0, LookupCall, "u", "n").wait(2), ErrorReply)
 
 
 def test_closing_the_server_answers_what_was_asked(ends: Ends, hold: threading.Event) -> None:
     begun = threading.Semaphore(0)
 
     def answer(call: Call) -> Reply:
-        if not isinstance(call, Hello):
+        if not isinstance(call, RegisterCall):
             begun.release()
             hold.wait(PATIENCE)
         return echo(call)
 
     server = ends.serve(answer, threads=2)
     caller = ends.caller()
-    answers = [caller.call(0, Lookup, str(i), "n") for i in range(2)]
+    answers = [caller.call(0, LookupCall, str(i), "n") for i in range(2)]
     for _ in answers:
         assert begun.acquire(timeout=PATIENCE)
     closing = threading.Thread(target=server.close)
@@ -208,27 +209,27 @@ def test_a_call_that_comes_while_the_server_closes(ends: Ends, hold: threading.E
     begun = threading.Event()
 
     def answer(call: Call) -> Reply:
-        if not isinstance(call, Hello):
+        if not isinstance(call, RegisterCall):
             begun.set()
             hold.wait(PATIENCE)
         return echo(call)
 
     server = ends.serve(answer)
     caller = ends.caller(timeout=1)
-    running = caller.call(0, Lookup, "running", "n")
+    running = caller.call(0, LookupCall, "running", "n")
     assert begun.wait(PATIENCE)
     closing = threading.Thread(target=server.close)
     closing.start()
     time.sleep(0.05)
-    late = caller.call(0, Lookup, "late", "n")
+    late = caller.call(0, LookupCall, "late", "n")
     time.sleep(0.05)
-    server.notify(Saved(1, True))
+    server.notify(SaveNotice(1, True))
     hold.set()
     closing.join(PATIENCE)
     assert not closing.is_alive()
     assert running.wait().record == b"running n"
     assert late.wait()  # Answered or failed.
-    wait_until(lambda: caller.notices == [(0, Saved(1, True))], 2)
+    wait_until(lambda: caller.notices == [(0, SaveNotice(1, True))], 2)
 
 
 def test_a_notice_after_closing_is_nothing(ends: Ends) -> None:
@@ -237,7 +238,7 @@ def test_a_notice_after_closing_is_nothing(ends: Ends) -> None:
     server.close()
     reader, writer = os.pipe()
     try:
-        server.notify(Saved(1, True))
+        server.notify(SaveNotice(1, True))
         os.set_blocking(reader, False)
         with pytest.raises(BlockingIOError):
             os.read(reader, 8)
@@ -259,6 +260,6 @@ def test_a_fault_in_an_answer_is_a_reply_too(ends: Ends) -> None:
         raise KeyError("a fault of ours")
 
     ends.serve(answer)
-    reply = ends.caller().ask(0, Lookup, "u", "n")
-    assert isinstance(reply, Failed)
+    reply = ends.caller().ask(0, LookupCall, "u", "n")
+    assert isinstance(reply, ErrorReply)
     assert "a fault of ours" in reply.reason

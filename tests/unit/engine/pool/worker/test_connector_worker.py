@@ -10,13 +10,13 @@ import torch
 from tests.support.faulty_backend import Hang, Raise, Slow
 from tests.support.kv_layouts import BLOCKS, in_order
 from tests.support.local import open_local
+from tests.support.lookup_rpc import wait_until
 from tests.support.memory_backend import MemoryBackend
-from tests.support.rpc import wait_until
 from tests.support.worker_bench import MODES, NAMESPACE, Opener, workers
 from userkv.engine.pool.wire.messages import (
-    Found,
-    Lookup,
-    Saved,
+    LookupCall,
+    LookupReply,
+    SaveNotice,
 )
 from userkv.store.backend import (
     ObjectCorruptError,
@@ -190,16 +190,16 @@ class TestSlowStore:
         saved = bench.save([0, 1])
         bench.faulty.always(Hang(), "get", "put", "locate", "get_record", "put_record", "remove")
         load, save = bench.load_job(saved, [6, 5]), bench.save_job([2, 3])
-        asked = bench.caller.call(0, Lookup, "u", NAMESPACE)
+        asked = bench.caller.call(0, LookupCall, "u", NAMESPACE)
         took = [bench.step(loads=[load], saves=[save])] + [bench.step() for _ in range(20)]
         assert max(took) < 0.2
         assert bench.received == []
-        assert bench.notices() == [Saved(saved.job_id, True)]
+        assert bench.notices() == [SaveNotice(saved.job_id, True)]
         before = bench.snapshot()
         bench.faulty.clear()
         assert bench.loaded(load)
         assert bench.outcome(save)
-        assert isinstance(asked.wait(), Found)
+        assert isinstance(asked.wait(), LookupReply)
         bench.assert_blocks(before, {6: 0, 5: 1})
 
     def test_a_slow_load_is_over_in_a_later_step(self, open_worker: Opener) -> None:
@@ -236,7 +236,7 @@ class TestSlowStore:
         assert max(bench.step(saves=[job]) for job in jobs[1:]) < 0.2
         wait_until(lambda: len(bench.notices()) == 5)
         half_written = jobs[2:3] if layerwise else []
-        assert bench.notices() == [Saved(job.job_id, False, True) for job in jobs[kept + len(half_written) :]]
+        assert bench.notices() == [SaveNotice(job.job_id, False, True) for job in jobs[kept + len(half_written) :]]
         stats = bench.worker.take_stats()
         assert stats is not None
         assert stats.data["gauges"]["pool_save_queue"] == (4 if layerwise else 2)

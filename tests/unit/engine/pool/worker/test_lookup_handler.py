@@ -8,20 +8,20 @@ import pytest
 
 from tests.support.faulty_backend import Hang, Raise
 from tests.support.local import open_local
+from tests.support.lookup_rpc import wait_until
 from tests.support.records import record_of
-from tests.support.rpc import wait_until
 from tests.support.worker_bench import MODES, NAMESPACE, Opener, workers
 from userkv.engine.pool.metrics import COUNTERS, GAUGES, HISTOGRAMS
 from userkv.engine.pool.wire.messages import (
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Locate,
-    Located,
-    Lookup,
-    Remove,
-    to_wire,
+    CommitCall,
+    CommitReply,
+    ErrorReply,
+    LocateCall,
+    LocateReply,
+    LookupCall,
+    LookupReply,
+    RemoveCall,
+    extents_to_wire,
 )
 from userkv.engine.pool.worker import connector_worker as worker_half
 from userkv.records.record import UserRecord
@@ -46,20 +46,20 @@ class TestAnswers:
 
     def test_look_up_commit_and_remove(self, open_worker: Opener) -> None:
         bench = open_worker()
-        assert bench.caller.ask(0, Lookup, "u", NAMESPACE).record == b""
+        assert bench.caller.ask(0, LookupCall, "u", NAMESPACE).record == b""
         job = bench.save([0, 1, 2])
         record = UserRecord(1, record_of(range(12)).tokens, 4, tuple(extent for extent, _ in job.extents), "w", 1.0)
-        committed = bench.caller.ask(0, Commit, "u", NAMESPACE, record.encode("u", NAMESPACE), 0)
-        assert isinstance(committed, Committed)
+        committed = bench.caller.ask(0, CommitCall, "u", NAMESPACE, record.encode("u", NAMESPACE), 0)
+        assert isinstance(committed, CommitReply)
         assert (committed.committed, committed.garbage) == (True, ())
-        found = bench.caller.ask(0, Lookup, "u", NAMESPACE)
+        found = bench.caller.ask(0, LookupCall, "u", NAMESPACE)
         assert found.tiers == ("dram", "dram")
         assert UserRecord.decode(found.record, "u", NAMESPACE).extents == record.extents
-        extents = to_wire(record.extents)
-        assert bench.caller.ask(0, Remove, "u", NAMESPACE, extents[:1]).tiers == ()
-        assert bench.caller.ask(0, Locate, "u", NAMESPACE, extents).tiers == ("", "dram")
-        assert bench.caller.ask(0, Lookup, "u", NAMESPACE).tiers == ("", "dram")
-        refused = bench.caller.ask(0, Commit, "u", NAMESPACE, record.encode("u", NAMESPACE), committed.generation)
+        extents = extents_to_wire(record.extents)
+        assert bench.caller.ask(0, RemoveCall, "u", NAMESPACE, extents[:1]).tiers == ()
+        assert bench.caller.ask(0, LocateCall, "u", NAMESPACE, extents).tiers == ("", "dram")
+        assert bench.caller.ask(0, LookupCall, "u", NAMESPACE).tiers == ("", "dram")
+        refused = bench.caller.ask(0, CommitCall, "u", NAMESPACE, record.encode("u", NAMESPACE), committed.generation)
         assert not refused.committed
         assert refused.reason
 
@@ -69,31 +69,33 @@ class TestAnswers:
         bench = open_worker()
         noted: list[str] = []
         monkeypatch.setattr(bench.faulty, "note_request", noted.append)
-        bench.caller.ask(0, Lookup, "u", NAMESPACE)
-        bench.caller.ask(0, Lookup, "v", NAMESPACE, True)
+        bench.caller.ask(0, LookupCall, "u", NAMESPACE)
+        bench.caller.ask(0, LookupCall, "v", NAMESPACE, True)
         assert noted == [group_of("v", NAMESPACE)]
 
     @pytest.mark.parametrize("data", [b"", b"x" * 2000, record_of(range(9)).encode("v", NAMESPACE)])
     def test_records_that_cannot_be_read(self, open_worker: Opener, data: bytes) -> None:
         bench = open_worker()
-        assert isinstance(bench.caller.ask(0, Commit, "u", NAMESPACE, data, 0), Failed)
-        assert isinstance(bench.caller.ask(0, Lookup, "u", NAMESPACE), Found)
+        assert isinstance(bench.caller.ask(0, CommitCall, "u", NAMESPACE, data, 0), ErrorReply)
+        assert isinstance(bench.caller.ask(0, LookupCall, "u", NAMESPACE), LookupReply)
 
     @pytest.mark.parametrize("extent", [(-1, 0, 1), (1, -1, 1), (1, 0, 0), (2**63, 0, 1), (1, 0, 2**40)])
     def test_extents_that_cannot_be(self, open_worker: Opener, extent: tuple[int, int, int]) -> None:
         bench = open_worker()
-        assert isinstance(bench.caller.ask(0, Locate, "u", NAMESPACE, (extent,)), Failed)
-        assert isinstance(bench.caller.ask(0, Remove, "u", NAMESPACE, (extent,)), Failed)
-        assert bench.caller.ask(0, Locate, "u", NAMESPACE, ()).tiers == ()
+        assert isinstance(bench.caller.ask(0, LocateCall, "u", NAMESPACE, (extent,)), ErrorReply)
+        assert isinstance(bench.caller.ask(0, RemoveCall, "u", NAMESPACE, (extent,)), ErrorReply)
+        assert bench.caller.ask(0, LocateCall, "u", NAMESPACE, ()).tiers == ()
 
     def test_a_pool_that_is_down(self, open_worker: Opener) -> None:
         bench = open_worker()
         bench.faulty.always(Raise(PoolUnavailableError))
         record = record_of(range(9)).encode("u", NAMESPACE)
-        assert isinstance(bench.caller.ask(0, Lookup, "u", NAMESPACE), Failed)
-        assert isinstance(bench.caller.ask(0, Commit, "u", NAMESPACE, record, 0), Failed)
-        assert isinstance(bench.caller.ask(0, Locate, "u", NAMESPACE, ((1, 0, 1),)), Failed)
-        assert isinstance(bench.caller.ask(0, Remove, "u", NAMESPACE, ((1, 0, 1),)), Located)  # Tried again later.
+        assert isinstance(bench.caller.ask(0, LookupCall, "u", NAMESPACE), ErrorReply)
+        assert isinstance(bench.caller.ask(0, CommitCall, "u", NAMESPACE, record, 0), ErrorReply)
+        assert isinstance(bench.caller.ask(0, LocateCall, "u", NAMESPACE, ((1, 0, 1),)), ErrorReply)
+        assert isinstance(
+            bench.caller.ask(0, RemoveCall, "u", NAMESPACE, ((1, 0, 1),)), LocateReply
+        )  # Tried again later.
 
     def test_a_fault_of_ours_is_an_answer(self, open_worker: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
         bench = open_worker()
@@ -102,7 +104,7 @@ class TestAnswers:
             raise KeyError("a fault of ours")
 
         monkeypatch.setattr(bench.store, "lookup", broken)
-        assert isinstance(bench.caller.ask(0, Lookup, "u", NAMESPACE), Failed)
+        assert isinstance(bench.caller.ask(0, LookupCall, "u", NAMESPACE), ErrorReply)
 
 
 class TestFigures:
@@ -221,7 +223,7 @@ class TestShutdown:
         """Backends give up in bounded time; then the call is answered, and the worker ends."""
         bench = open_worker()
         bench.faulty.always(Hang(0.5), "get_record")
-        asked = bench.caller.call(0, Lookup, "u", NAMESPACE)
+        asked = bench.caller.call(0, LookupCall, "u", NAMESPACE)
         wait_until(lambda: bench.faulty.calls["get_record"])
         start = time.monotonic()
         bench.worker.shutdown()

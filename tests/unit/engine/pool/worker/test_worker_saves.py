@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.support.faulty_backend import Lose, Raise
+from tests.support.lookup_rpc import wait_until
 from tests.support.memory_backend import MemoryBackend
-from tests.support.rpc import wait_until
 from tests.support.worker_bench import NAMESPACE, GatedBackend, Opener, WorkerBench, running, workers
 from userkv.engine.pool.wire.messages import (
-    Remove,
-    Saved,
+    RemoveCall,
+    SaveNotice,
     StepJobs,
-    to_wire,
+    extents_to_wire,
 )
 from userkv.engine.pool.worker import transfer_threads as transfer
 from userkv.store.backend import (
@@ -68,7 +68,7 @@ class TestSaves:
         bench = open_worker(memory)
         job = bench.save([0, 1])
         memory.leased.update(memory.objects)
-        bench.caller.ask(0, Remove, "u", NAMESPACE, to_wire([extent for extent, _ in job.extents]))
+        bench.caller.ask(0, RemoveCall, "u", NAMESPACE, extents_to_wire([extent for extent, _ in job.extents]))
         assert memory.objects
         memory.leased.clear()
         wait_until(lambda: not memory.objects)
@@ -194,7 +194,7 @@ class TestLayerByLayer:
             for layer, key in enumerate(bench.store.keys_of("u", NAMESPACE, extent)):
                 values = torch.frombuffer(bytearray(gates.objects[key]), dtype=torch.int32)
                 assert values.unique().tolist() == [100 * layer + block for block in blocks]
-        assert bench.notices() == [Saved(job.job_id, True)]
+        assert bench.notices() == [SaveNotice(job.job_id, True)]
 
     def test_no_notice_before_the_last_layer_is_written(self, open_worker: Opener) -> None:
         gates = GatedBackend()

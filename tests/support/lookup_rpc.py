@@ -10,18 +10,19 @@ from typing import Any
 
 import zmq
 
-from userkv.engine.pool.wire.lookup_rpc import MooncakeLookupClient, MooncakeLookupServer
+from userkv.engine.pool.wire.lookup_client import MooncakeLookupClient
+from userkv.engine.pool.wire.lookup_server import MooncakeLookupServer
 from userkv.engine.pool.wire.messages import (
     Call,
-    Commit,
-    Committed,
-    Found,
-    Locate,
-    Located,
-    Lookup,
-    Remove,
+    CommitCall,
+    CommitReply,
+    LocateCall,
+    LocateReply,
+    LookupCall,
+    LookupReply,
+    RemoveCall,
     Reply,
-    Saved,
+    SaveNotice,
 )
 
 PATIENCE = 10.0
@@ -68,7 +69,7 @@ class Caller:
     """A client that keeps the notices it gets."""
 
     def __init__(self, *endpoints: str, timeout: float = 5.0) -> None:
-        self.notices: list[tuple[int, Saved]] = []
+        self.notices: list[tuple[int, SaveNotice]] = []
         self.client = MooncakeLookupClient(endpoints, timeout, lambda rank, notice: self.notices.append((rank, notice)))
 
     def call(self, rank: int, kind: Callable[..., Call], *fields: object) -> Answer:
@@ -89,14 +90,14 @@ EXTENTS = ((2**63 - 1, 0, 3), (7, 3, 1))
 def echo(call: Call) -> Reply:
     """A reply of the right kind that shows what was asked."""
     match call:
-        case Lookup():
-            return Found(call.call_id, f"{call.uid} {call.namespace}".encode(), ("dram", ""))
-        case Commit():
-            return Committed(call.call_id, True, call.base_generation + 1, EXTENTS, f"{len(call.record)} bytes")
-        case Locate() | Remove():
-            return Located(call.call_id, tuple(str(extent[0]) for extent in call.extents))
+        case LookupCall():
+            return LookupReply(call.call_id, f"{call.uid} {call.namespace}".encode(), ("dram", ""))
+        case CommitCall():
+            return CommitReply(call.call_id, True, call.base_generation + 1, EXTENTS, f"{len(call.record)} bytes")
+        case LocateCall() | RemoveCall():
+            return LocateReply(call.call_id, tuple(str(extent[0]) for extent in call.extents))
         case _:
-            return Located(call.call_id)
+            return LocateReply(call.call_id)
 
 
 class Ends:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.support.fake_pool import FakeBlock, FakePool
-from userkv.engine.pool.scheduler.pool_client import CommitAnswer, PoolAnswer
+from tests.support.fake_block_pool import FakeBlock, FakeBlockPool
+from userkv.engine.pool.scheduler.pool_client import PoolCommitResult, PoolLookupResult
 from userkv.records.record import Extent, UserRecord
 
-COMMITTED = CommitAnswer(committed=True)
-REFUSED = CommitAnswer(committed=False, refused=True)
-NOBODY_KNOWS = CommitAnswer(committed=False)
+COMMITTED = PoolCommitResult(committed=True)
+REFUSED = PoolCommitResult(committed=False, refused=True)
+COMMIT_UNANSWERED = PoolCommitResult(committed=False)
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class NumberedBlock(FakeBlock):
     block_id: int = -1
 
 
-class NumberedPool(FakePool):
+class NumberedBlockPool(FakeBlockPool):
     """Blocks with numbers from 100 on, so that nobody takes a number for an index."""
 
     def __init__(self, num_blocks: int) -> None:
@@ -33,8 +33,8 @@ class AskedLookup:
 
     uid: str
     namespace: str
-    answer: Callable[[PoolAnswer], None]
-    counts: bool
+    answer: Callable[[PoolLookupResult], None]
+    is_new_request: bool
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class AskedCommit:
     namespace: str
     record: UserRecord
     base_generation: int
-    answer: Callable[[CommitAnswer], None]
+    answer: Callable[[PoolCommitResult], None]
 
 
-class FakeAgreedPool:
+class FakePoolClient:
     """In place of ``PoolClient``: notes what is asked; the test answers, when and from which thread it wants."""
 
     def __init__(self, num_ranks: int = 1) -> None:
@@ -61,15 +61,20 @@ class FakeAgreedPool:
         self,
         uid: str,
         namespace: str,
-        done: Callable[[PoolAnswer], None],
+        done: Callable[[PoolLookupResult], None],
         *,
-        counts: bool = False,
-        patient: bool = False,
+        is_new_request: bool = False,
+        background: bool = False,
     ) -> None:
-        self.lookups.append(AskedLookup(uid, namespace, done, counts))
+        self.lookups.append(AskedLookup(uid, namespace, done, is_new_request))
 
     def commit(
-        self, uid: str, namespace: str, record: UserRecord, base_generation: int, done: Callable[[CommitAnswer], None]
+        self,
+        uid: str,
+        namespace: str,
+        record: UserRecord,
+        base_generation: int,
+        done: Callable[[PoolCommitResult], None],
     ) -> None:
         self.commits.append(AskedCommit(uid, namespace, record, base_generation, done))
 

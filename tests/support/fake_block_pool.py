@@ -9,7 +9,7 @@ class FakeBlock:
     ref_cnt: int = 0
 
 
-class FakePool:
+class FakeBlockPool:
     """Hands out free blocks and notes how often each is referenced."""
 
     def __init__(self, num_blocks: int) -> None:
