@@ -1,4 +1,4 @@
-"""A pool whose answers the test gives, and a block pool with numbered blocks, for the scheduler's half."""
+"""A pool that answers as the test says, and a block pool with numbered blocks, for the connector's scheduler."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class NumberedBlock(FakeBlock):
 
 
 class NumberedBlockPool(FakeBlockPool):
-    """Blocks with numbers from 100 on, so that nobody takes a number for an index."""
+    """Blocks with numbers from 100 on, so that a number taken for an index fails."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(0)

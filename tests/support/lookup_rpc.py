@@ -35,7 +35,7 @@ def ipc_endpoint() -> str:
 
 
 def tcp_endpoint() -> str:
-    """An address that nobody uses."""
+    """An address that is free."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
@@ -70,7 +70,8 @@ class Caller:
 
     def __init__(self, *endpoints: str, timeout: float = 5.0) -> None:
         self.notices: list[tuple[int, SaveNotice]] = []
-        self.client = MooncakeLookupClient(endpoints, timeout, lambda rank, notice: self.notices.append((rank, notice)))
+        self.client = MooncakeLookupClient(endpoints, timeout)
+        self.client.start(lambda rank, notice: self.notices.append((rank, notice)))
 
     def call(self, rank: int, kind: Callable[..., Call], *fields: object) -> Answer:
         """Begin a call."""
@@ -88,7 +89,7 @@ EXTENTS = ((2**63 - 1, 0, 3), (7, 3, 1))
 
 
 def echo(call: Call) -> Reply:
-    """A reply of the right kind that shows what was asked."""
+    """A reply of the right kind that repeats what was asked."""
     match call:
         case LookupCall():
             return LookupReply(call.call_id, f"{call.uid} {call.namespace}".encode(), ("dram", ""))

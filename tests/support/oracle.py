@@ -30,8 +30,7 @@ from userkv.core.request import UserKey
 from userkv.engine.pool.connector import PoolWorkerMetadata
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
-from userkv.engine.pool.scheduler.namespace import Namespaces
-from userkv.engine.pool.scheduler.saves import PoolSaves
+from userkv.engine.pool.scheduler.saves import PoolSaves, SaveSettings
 from userkv.engine.request_adapter import cache_request_of
 from userkv.serving.demo_model import ensure_demo_model
 
@@ -98,6 +97,19 @@ class _Slot:
     """The request that wrote it from blocks that it knew not to be loaded; it may, if it does so again later."""
 
 
+class _NamespaceOfWeights:
+    """All users' KV is named after the weights that the oracle's engine has now."""
+
+    def __init__(self, engine: "OracleEngine") -> None:
+        self._engine = engine
+
+    def of(self, key: Any, adapter_id: int) -> str:
+        return f"weights-{self._engine.weights}"
+
+    def renew(self) -> None:
+        """The engine has counted its weights up already."""
+
+
 @dataclass
 class OracleEngine:
     """vLLM's scheduler with the oracle as its worker. Make it while UserKV's patches are in force."""
@@ -129,7 +141,7 @@ class OracleEngine:
         kv_cache_utils.init_none_hash(sha256)
         self._hasher = engine_core.get_request_block_hasher(BLOCK_SIZE, sha256)
         self._slots: dict[tuple[int, int], _Slot] = {}
-        self._weights = 0
+        self.weights = 0
         self._worker: dict[str, _WorkerRequest] = {}
         self._in_flight: list[tuple[SchedulerOutput, ModelRunnerOutput]] = []
         self._count = 0
@@ -141,33 +153,30 @@ class OracleEngine:
             self._attach_pool()
 
     def _attach_pool(self) -> None:
-        """The connector's real scheduler half, on a pool that the oracle can see through."""
+        """The connector's real scheduler, on a pool whose contents the oracle checks."""
         manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
         self._saves = PoolSaves(
             self.oracle_pool,
             manager.block_pool,
-            BLOCK_SIZE,
-            max_extent_blocks=5,
-            max_saves=8,
-            max_held_blocks=self.num_blocks // 2,
-            ttl_seconds=0,
-            writer="oracle",
+            SaveSettings(
+                BLOCK_SIZE,
+                max_extent_blocks=5,
+                max_saves=8,
+                max_held_blocks=self.num_blocks // 2,
+                ttl_seconds=0,
+                writer="oracle",
+            ),
         )
-        keeper = HistorySaver(self._saves, self.users.table)
-        self._saves.ended = keeper.save_ended
-        self.oracle_pool.on_saved = self._saves.saved
-        half = ConnectorScheduler(
-            self.oracle_pool,
-            self.users,
-            self._saves,
-            keeper,
-            BLOCK_SIZE,
-            lambda key, adapter: f"weights-{self._weights}",
-            lambda: None,
-            load_async=self.pool == "async",
-            save_during_forward=self.pool == "layerwise",
+        self.oracle_pool.on_saved = self._saves.report_write
+        connector.use_scheduler(
+            ConnectorScheduler(
+                self.oracle_pool,
+                self.users,
+                _NamespaceOfWeights(self),
+                HistorySaver(self._saves, self.users.table),
+                save_during_forward=self.pool == "layerwise",
+            )
         )
-        connector.attach(half, Namespaces("oracle", "0", {}), lambda: None)
 
     @property
     def users(self) -> Any:
@@ -206,8 +215,8 @@ class OracleEngine:
         for request_id, request in self.requests.items():
             # As far as weights go it runs already: its KV is on its way, or there.
             if request.status != RequestStatus.RUNNING and request.num_computed_tokens:
-                self._loading_since.setdefault(request_id, self._weights)
-        self._weights += 1
+                self._loading_since.setdefault(request_id, self.weights)
+        self.weights += 1
         done: bool = self.scheduler.reset_prefix_cache(reset_running_requests=running_too)
         return done
 
@@ -298,7 +307,7 @@ class OracleEngine:
             request, start = self._worker[request_id], started[request_id]
             for position in range(start, start + scheduled):
                 prefix = tuple(request.tokens[: position + 1])
-                self._slots[self._slot(request, position)] = _Slot(request.owner, prefix, self._weights)
+                self._slots[self._slot(request, position)] = _Slot(request.owner, prefix, self.weights)
         # A forward pass writes the KV of all its tokens before it reads any, so a request may read what another one
         # of the same step writes (vLLM's own prefix cache relies on it).
         sampled = []
@@ -307,7 +316,7 @@ class OracleEngine:
             spoilt = any(self._reads_spoilt(request_id, position) for position in range(end))
             if spoilt:
                 for position in range(start, end):
-                    self._slots[self._slot(request, position)] = _Slot(request.owner, (), self._weights, request_id)
+                    self._slots[self._slot(request, position)] = _Slot(request.owner, (), self.weights, request_id)
             if end == len(request.tokens):
                 request.tokens.append(SPOILT_TOKEN if spoilt else next_token(tuple(request.tokens)))
                 sampled.append([request.tokens[-1]])
@@ -360,7 +369,7 @@ class OracleEngine:
             lookup = cache_request_of(self.scheduler.requests[new.req_id])
             owner = lookup.key if lookup else None
             tokens, blocks = list(new.prompt_token_ids), list(new.block_ids[0])
-            weights = self._loading_since.pop(new.req_id, self._weights)
+            weights = self._loading_since.pop(new.req_id, self.weights)
             self._worker[new.req_id] = _WorkerRequest(len(tokens), tokens, blocks, owner, weights)
             started[new.req_id] = new.num_computed_tokens
             self.cached[new.req_id] = new.num_computed_tokens
@@ -373,7 +382,7 @@ class OracleEngine:
             del request.tokens[request.prompt_len + known.num_output_tokens[i] :]
             blocks = list((known.new_block_ids[i] or ([],))[0])
             if request_id in known.resumed_req_ids:
-                request.blocks, request.weights = blocks, self._loading_since.pop(request_id, self._weights)
+                request.blocks, request.weights = blocks, self._loading_since.pop(request_id, self.weights)
                 self.resumed += 1
             else:
                 request.blocks += blocks

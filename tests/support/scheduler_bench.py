@@ -1,4 +1,4 @@
-"""The scheduler's half of the connector on the real user cache, with vLLM's calls in vLLM's order, and no vLLM."""
+"""The connector's scheduler on the real user cache, with vLLM's calls in vLLM's order, and no vLLM."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ from userkv.core.tokens import as_tokens
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, PoolLookupResult
-from userkv.engine.pool.scheduler.saves import PoolSaves
+from userkv.engine.pool.scheduler.saves import PoolSaves, SaveSettings
 from userkv.engine.pool.wire.messages import SaveJob, StepJobs
 
 CANDIDATES = 2
@@ -46,6 +46,18 @@ class Running:
     blocks: list[Any] = field(default_factory=list)
 
 
+class NumberedNamespaces:
+    """One namespace for all users: ``n1``, and after new weights ``n2``. "" stays "", and keeps the pool out."""
+
+    current = "n1"
+
+    def of(self, key: UserKey, adapter_id: int) -> str:
+        return self.current
+
+    def renew(self) -> None:
+        self.current = self.current and f"n{int(self.current[1:]) + 1}"
+
+
 class SchedulerBench:
     """One engine's scheduler. ``jobs``: what the last step shipped."""
 
@@ -54,42 +66,34 @@ class SchedulerBench:
         self.blocks = NumberedBlockPool(num_blocks)
         self.pool = FakePoolClient(ranks)
         self.users = UserCache(BLOCK, num_blocks, self.blocks, CacheSettings(), clock=self.clock)
-        self.namespace = "n1"
-        self.saves = PoolSaves(self.pool, self.blocks, BLOCK, 2, 8, 1000, 0, "w") if saves else None  # type: ignore[arg-type]
-        self.keeper = HistorySaver(self.saves, self.users.table, self.clock) if self.saves is not None else None
-        if self.saves is not None and self.keeper is not None:
-            self.saves.ended = self.keeper.save_ended
-        self.half = ConnectorScheduler(
+        self.namespaces = NumberedNamespaces()
+        limits = SaveSettings(BLOCK, 2, max_saves=8, max_held_blocks=1000, ttl_seconds=0, writer="w")
+        self.saves = PoolSaves(self.pool, self.blocks, limits) if saves else None  # type: ignore[arg-type]
+        self.scheduler = ConnectorScheduler(
             self.pool,  # type: ignore[arg-type]
             self.users,
-            self.saves,
-            self.keeper,
-            BLOCK,
-            lambda key, adapter_id: self.namespace,
-            self.new_weights,
+            self.namespaces,  # type: ignore[arg-type]
+            HistorySaver(self.saves, self.users.table, self.clock) if self.saves is not None else None,
             clock=self.clock,
             **options,
         )
-        self.users.listener = self.half
+        self.users.listener = self.scheduler
         self.requests: dict[str, Running] = {}
         self.jobs = StepJobs()
-
-    def new_weights(self) -> None:
-        self.namespace = self.namespace and f"n{int(self.namespace[1:]) + 1}"
 
     def arrive(self, name: str, history: list[int], user: str = "u", **switches: bool) -> None:
         """A request comes in."""
         self.clock.now += 1e-3
         lookup = CacheRequest(UserKey(user), UserRequest(user, len(history), **switches), as_tokens(history))
         self.requests[name] = Running(lookup, len(history) + CANDIDATES)
-        self.half.new_request(name, lookup, len(history) + CANDIDATES)
+        self.scheduler.add_request(name, lookup, len(history) + CANDIDATES)
 
     def find(self, name: str) -> int | None:
         """What the pool would load behind what HBM has."""
         request = self.requests[name]
         request.hit = self.users.find(name, request.lookup, request.num_tokens)
         request.local = request.hit.num_tokens
-        return self.half.find(name, request.num_tokens, request.local // BLOCK * BLOCK)
+        return self.scheduler.find_loadable(name, request.num_tokens, request.local // BLOCK * BLOCK)
 
     def start(self, name: str, external: int) -> None:
         """It gets its blocks; its step is shipped."""
@@ -100,18 +104,18 @@ class SchedulerBench:
         request.external = external
         ready = len(shared) * BLOCK + external if external else request.local
         self.users.start(name, request.lookup, request.local, ready)
-        self.half.allocated(name, [block.block_id for block in request.blocks], external)
+        self.scheduler.start_request(name, [block.block_id for block in request.blocks], external)
         self.step()
 
     def step(self) -> StepJobs:
         """The engine takes the jobs of a step."""
-        self.jobs = self.half.take_jobs()
+        self.jobs = self.scheduler.take_jobs()
         return self.jobs
 
     def finish(self, name: str, computed: int | None = None) -> None:
         """It ends; its history is kept if all of it was computed."""
         request = self.requests.pop(name)
-        self.half.finished(name)
+        self.scheduler.finish_request(name)
         self.users.finish(name, request.num_tokens if computed is None else computed, request.blocks)
         self.blocks.free_blocks(reversed(request.blocks))
 
@@ -126,7 +130,7 @@ class SchedulerBench:
         assert external is not None
         self.start(name, external)
         if external:
-            self.half.loaded({job.job_id: (self.pool.num_ranks, True) for job in self.jobs.loads})
+            self.scheduler.report_loads({job.job_id: (self.pool.num_ranks, True) for job in self.jobs.loads})
         self.finish(name)
         self.step()
         return external
@@ -142,7 +146,7 @@ class SchedulerBench:
         assert self.saves is not None
         for job in jobs or self.jobs.saves:
             for _ in range(self.pool.num_ranks):
-                self.saves.saved(job.job_id, ok)
+                self.saves.report_write(job.job_id, ok)
 
     def save(self, ok: bool = True) -> None:
         """What the last step shipped is written and committed, or not."""
@@ -162,7 +166,7 @@ class SchedulerBench:
         """When all is over, every block is free."""
         self.step()
         self.evict()
-        assert self.saves is None or (len(self.saves) == 0 and not self.half.needs_step())
+        assert self.saves is None or (len(self.saves) == 0 and not self.scheduler.needs_step())
         assert self.blocks.num_free == len(self.blocks.blocks)
 
 

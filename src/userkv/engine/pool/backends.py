@@ -63,6 +63,6 @@ def _open(settings: PoolSettings, world_size: int, rank: int) -> PoolBackend:
         dram_bytes=settings.local_dram_bytes // world_size,
         directory=local_directory(settings, rank) if settings.local_ssd_bytes else None,
         ssd_bytes=settings.local_ssd_bytes // world_size,
-        # Only worker 0 hears of requests for users whom the pool does not know, and all must drop the same users.
+        # Only worker 0 sees requests for users that the pool does not hold, and all workers must evict the same users.
         policy=CacheSettings.from_env().policy if world_size == 1 else LRU,
     )

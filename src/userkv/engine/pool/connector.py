@@ -1,10 +1,10 @@
 """``MooncakeUserStoreConnector``: the pool as a KV connector of vLLM.
 
-vLLM makes one in the scheduler's process and one in each worker. This file only translates vLLM's calls; what happens
-is in ``scheduler_half.py`` and ``worker_half.py``.
+vLLM makes one in the scheduler's process and one in each worker. This file only translates vLLM's calls. The work is
+done by ``scheduler/connector_scheduler.py`` in the first and by ``worker/connector_worker.py`` in the others.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,6 @@ from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.metrics import PoolPromMetrics, PoolStats
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
-from userkv.engine.pool.scheduler.namespace import Namespaces
 from userkv.engine.pool.scheduler.setup import build_scheduler
 from userkv.engine.pool.transfer_config import check_transfer_config
 from userkv.engine.pool.wire.messages import StepJobs, WorkerInfo
@@ -67,9 +66,9 @@ class PoolWorkerMetadata(KVConnectorWorkerMetadata):
 
 @dataclass
 class PoolHandshake(KVConnectorHandshakeMetadata):
-    """A worker's facts on their way to the scheduler."""
+    """What a worker says of itself, on the way to the scheduler."""
 
-    facts: WorkerInfo
+    worker: WorkerInfo
 
 
 class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
@@ -80,10 +79,8 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._settings = check_transfer_config(vllm_config)
         self._manager: KVCacheManagerForGR | None = None
         self._scheduler: ConnectorScheduler | None = None
-        self._namespaces: Namespaces | None = None
-        self._close_scheduler: Callable[[], None] = lambda: None
         self._worker: ConnectorWorker | None = None
-        self._facts: WorkerInfo | None = None
+        self._worker_info: WorkerInfo | None = None
         self._layers: dict[str, int] = {}
 
     @property
@@ -110,13 +107,13 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = self._vllm_config.parallel_config
         # Of several workers, each one's spare cores are those on which the others compute.
         with spare_cores() if parallel.world_size_across_dp == 1 else nullcontext():
-            self._worker, self._facts = build_worker(
+            self._worker, self._worker_info = build_worker(
                 self._vllm_config, self._settings, kv_caches, self._kv_cache_config.num_blocks, parallel.rank
             )
         self._layers = self._worker.layers
 
     def get_handshake_metadata(self) -> PoolHandshake | None:
-        return None if self._facts is None else PoolHandshake(self._facts)
+        return None if self._worker_info is None else PoolHandshake(self._worker_info)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -160,39 +157,41 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         assert self._manager is not None
-        facts = [handshake.facts for _, handshake in sorted(metadata.items()) if isinstance(handshake, PoolHandshake)]
-        self.attach(*build_scheduler(self._vllm_config, self._settings, self._manager, facts))
+        workers = [
+            handshake.worker for _, handshake in sorted(metadata.items()) if isinstance(handshake, PoolHandshake)
+        ]
+        self.use_scheduler(build_scheduler(self._vllm_config, self._settings, self._manager, workers))
 
-    def attach(self, half: ConnectorScheduler, namespaces: Namespaces, close: Callable[[], None]) -> None:
-        """Take ``half`` as the scheduler's half; ``close`` ends what it uses."""
+    def use_scheduler(self, scheduler: ConnectorScheduler) -> None:
+        """Hand the calls of vLLM's scheduler to ``scheduler``. It needs the workers' handshake, so it comes late."""
         assert self._manager is not None
-        self._scheduler, self._namespaces, self._close_scheduler = half, namespaces, close
-        self._manager.users.listener = half
+        self._scheduler = scheduler
+        self._manager.users.listener = scheduler
 
     def set_weights_version(self, version: str) -> None:
         """From now on KV is of the weights called ``version``; users in HBM are forgotten."""
         assert self._manager is not None
-        assert self._namespaces is not None
-        self._namespaces.announce(version)
+        assert self._scheduler is not None
+        self._scheduler.announce_weights(version)
         self._manager.reset_prefix_cache()
 
     def on_new_request(self, request: Request) -> None:
-        lookup = cache_request_of(request)
-        if self._scheduler is not None and lookup is not None:
+        cached = cache_request_of(request)
+        if self._scheduler is not None and cached is not None:
             adapter = request.lora_request.lora_int_id if request.lora_request is not None else 0
-            self._scheduler.new_request(request.request_id, lookup, request.num_tokens, adapter)
+            self._scheduler.add_request(request.request_id, cached, request.num_tokens, adapter)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None or request.skip_reading_prefix_cache:
             return 0, False
-        tokens = self._scheduler.find(request.request_id, request.num_tokens, num_computed_tokens)
+        tokens = self._scheduler.find_loadable(request.request_id, request.num_tokens, num_computed_tokens)
         return tokens, bool(tokens) and self._settings.loads_async
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         if self._scheduler is not None:
-            # Only for a load does anybody want the ids, of which a long history has hundreds.
+            # Only a load needs the ids; a long history has hundreds of them.
             block_ids = blocks.get_block_ids()[0] if num_external_tokens else ()
-            self._scheduler.allocated(request.request_id, block_ids, num_external_tokens)
+            self._scheduler.start_request(request.request_id, block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[CacheHitSource, int]:
         tier = self._scheduler.hit_tier(request.request_id) if self._scheduler is not None else None
@@ -204,17 +203,17 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return PoolConnectorMetadata(StepJobs())
         if self._settings.use_layerwise:
-            self._note_completed_histories(self._scheduler, scheduler_output)
+            self._save_completed_histories(self._scheduler, scheduler_output)
         return PoolConnectorMetadata(self._scheduler.take_jobs())
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         metadata = connector_output.kv_connector_worker_meta
         if self._scheduler is not None and isinstance(metadata, PoolWorkerMetadata):
-            self._scheduler.loaded(metadata.loads)
+            self._scheduler.report_loads(metadata.loads)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is not None:
-            self._scheduler.finished(request.request_id)
+            self._scheduler.finish_request(request.request_id)
         return False, None  # Saves hold the blocks they read.
 
     def request_finished_all_groups(
@@ -224,7 +223,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_block_frees(self) -> bool:
         # Otherwise vLLM preempts a request for blocks that a save still holds, and frees nothing by it.
-        return self._scheduler is not None and self._scheduler.holds_blocks()
+        return self._scheduler is not None and self._scheduler.frees_blocks_soon()
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler is not None and self._scheduler.needs_step()
@@ -232,11 +231,11 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
     # In both.
 
     def get_kv_connector_stats(self) -> PoolStats | None:
-        half = self._worker or self._scheduler
-        return half.take_stats() if half is not None else None
+        part = self._worker or self._scheduler
+        return part.take_stats() if part is not None else None
 
     def reset_cache(self) -> bool:
-        # The user cache has told the scheduler's half already, see UserCache.reset().
+        # UserCache.reset() has called ConnectorScheduler.on_cache_reset() already.
         return True
 
     def take_events(self) -> Iterable[Any]:
@@ -245,14 +244,15 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.shutdown()
-        self._close_scheduler()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
-    def _note_completed_histories(self, half: ConnectorScheduler, output: SchedulerOutput) -> None:
-        """Tell which histories this step computes to their end."""
+    def _save_completed_histories(self, scheduler: ConnectorScheduler, output: SchedulerOutput) -> None:
+        """Save the histories that this step computes to their end, while it computes them."""
         assert self._manager is not None
         cached = output.scheduled_cached_reqs
         started = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         started.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, start in started.items():
             blocks = self._manager.coordinator.single_type_managers[0].req_to_blocks[request_id]
-            half.step_computes(request_id, start, start + output.num_scheduled_tokens[request_id], blocks)
+            scheduler.save_during_step(request_id, start, start + output.num_scheduled_tokens[request_id], blocks)

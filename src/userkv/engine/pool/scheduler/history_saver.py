@@ -1,14 +1,16 @@
-"""Sees to it that histories in HBM get into the pool, and stay there."""
+"""Brings histories that are in HBM into the pool, and checks that they stay there."""
 
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from userkv.cache.block_table import UserBlockTable, UserEntry
 from userkv.core.request import UserKey
 from userkv.engine.pool.scheduler.pool_client import PoolLookupResult
-from userkv.engine.pool.scheduler.saves import History, PoolSaves, Save
+from userkv.engine.pool.scheduler.save import History, Save
+from userkv.engine.pool.scheduler.saves import PoolSaves
+from userkv.engine.pool.wire.messages import SaveJob
 
 RECHECK_SECONDS = 60.0
 """How often the pool is asked whether it still has a user whose requests all hit HBM."""
@@ -19,7 +21,7 @@ RETRY_SECONDS = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Checked:
-    """When a user's entry in HBM was last held against the pool."""
+    """When a user's entry in HBM was last compared with the pool."""
 
     entry: UserEntry
     next_check: float
@@ -27,10 +29,10 @@ class _Checked:
 
 
 class HistorySaver:
-    """Starts saves, one per user at a time. Scheduler thread only, but for :meth:`save_ended`.
+    """Decides when which history is saved; one save per user at a time. Scheduler thread only.
 
-    A save may fail or be dropped, and the pool may forget a user whose requests all hit HBM: so the pool is asked again
-    now and then when such a user comes back, and what it lacks is saved.
+    A save may fail or be dropped, and the pool may evict a user whose requests all hit HBM. So the pool is asked again
+    from time to time when such a user comes back, and what it lacks is saved.
 
     Args:
         saves: the saves under way.
@@ -47,66 +49,85 @@ class HistorySaver:
         self._clock = clock
         self._checked: OrderedDict[UserKey, _Checked] = OrderedDict()
         self._waiting: dict[UserKey, History] = {}
-        self._ended: deque[tuple[UserKey, bool]] = deque()
 
-    def save(self, history: History, entry: UserEntry, answer: PoolLookupResult | None, *, held: bool = False) -> None:
+    def save(
+        self, history: History, entry: UserEntry, answer: PoolLookupResult | None, *, in_pool: bool = False
+    ) -> None:
         """Save a history that has entered HBM as ``entry``; after the user's present save, if there is one.
 
         Args:
             history: what to save.
             entry: its entry in the table.
             answer: what the pool has said of the user, if it is to be trusted.
-            held: by that answer, the pool has all of it.
+            in_pool: by that answer, the pool has all of it.
 
         """
-        self._note_ended()
-        checked = self._note(history.key, entry)
+        self._take_ended()
+        checked = self._note_entry(history.key, entry)
         if self._saves.is_saving(history.uid, history.namespace):
             self._waiting[history.key] = history
-        elif held:
+        elif in_pool:
             checked.next_check = self._clock() + RECHECK_SECONDS
-            self._saves.unneeded()
+            self._saves.count_unneeded()
         else:
             self._saves.start(history, answer)
 
-    def trusts(self, key: UserKey, asked_at: float) -> bool:
-        """Whether an answer to a question of ``asked_at`` still holds: no save of this user has ended since."""
-        return self.saved_since(key, asked_at) == 0
+    def save_during_forward(self, history: History, answer: PoolLookupResult) -> Save | None:
+        """Save a history while the next step computes its end; see :meth:`confirm`.
 
-    def saved_since(self, key: UserKey, asked_at: float) -> int:
+        Returns:
+            The save; ``None`` if it is dropped, or if one of this user is under way already.
+
+        """
+        return self._saves.start(history, answer, during_forward=True)
+
+    def confirm(self, save: Save, entry: UserEntry) -> None:
+        """The step has computed what it should: what ``save`` writes is the history of this entry."""
+        self._note_entry(save.history.key, entry)
+        self._saves.confirm(save)
+
+    def cancel(self, save: Save) -> None:
+        """The step has not computed what it should: what ``save`` writes never becomes visible."""
+        self._saves.cancel(save)
+
+    def tokens_saved_since(self, key: UserKey, asked_at: float) -> int:
         """The tokens of the user's entry that was saved, if a save has ended since ``asked_at``; otherwise 0."""
-        self._note_ended()
+        self._take_ended()
         checked = self._checked.get(key)
         return 0 if checked is None or checked.saved_at < asked_at else checked.entry.num_tokens
 
-    def written(self, key: UserKey, entry: UserEntry) -> None:
-        """A save that ran beside the forward pass has become this entry."""
-        self._note(key, entry)
-
-    def check(self, history: History, entry: UserEntry) -> None:
-        """A request has hit all of its history in HBM: see, now and then, whether the pool has it too."""
+    def recheck(self, history: History, entry: UserEntry) -> None:
+        """A request has hit all of its history in HBM: if it is time, ask whether the pool has it too."""
         checked = self._checked.get(history.key)
         if checked is None or checked.entry is not entry or self._clock() >= checked.next_check:
             self.save(history, entry, None)
 
-    def step(self) -> None:
-        """Start what has waited for a save to end. Once per step."""
-        self._note_ended()
+    def take_jobs(self) -> list[SaveJob]:
+        """The jobs to send with this step. Starts what has waited for a save to end, and releases blocks."""
+        self._take_ended()
+        jobs = self._saves.ship()
+        self._saves.release()
+        return jobs
 
     def needs_step(self) -> bool:
-        """Whether something waits for :meth:`step`."""
-        return bool(self._waiting)
+        """Whether saves wait for :meth:`take_jobs`, although no request may need a step."""
+        return bool(self._waiting) or self._saves.has_unshipped()
 
-    def forget(self) -> None:
-        """All users were forgotten."""
+    def frees_blocks_soon(self) -> bool:
+        """Whether saves will release blocks soon, whatever the requests do."""
+        return self._saves.frees_blocks_soon()
+
+    def reset(self) -> None:
+        """All users were forgotten: cancel all saves, and release their blocks at once."""
         self._checked.clear()
         self._waiting.clear()
+        self._saves.cancel_all()
 
-    def save_ended(self, save: Save, ok: bool) -> None:
-        """A save has ended. Any thread."""
-        self._ended.append((save.history.key, ok))
+    def take_counts(self) -> dict[str, int]:
+        """How saves ended since the last call, by the names of the connector's counters."""
+        return self._saves.take_counts()
 
-    def _note(self, key: UserKey, entry: UserEntry) -> _Checked:
+    def _note_entry(self, key: UserKey, entry: UserEntry) -> _Checked:
         before = self._checked.pop(key, None)
         checked = _Checked(entry, self._clock() + RETRY_SECONDS, before.saved_at if before is not None else 0.0)
         self._checked[key] = checked
@@ -114,9 +135,8 @@ class HistorySaver:
             self._checked.popitem(last=False)
         return checked
 
-    def _note_ended(self) -> None:
-        while self._ended:
-            key, ok = self._ended.popleft()
+    def _take_ended(self) -> None:
+        for key, ok in self._saves.take_ended():
             checked = self._checked.get(key)
             if checked is not None:
                 checked.saved_at = self._clock()
@@ -126,7 +146,7 @@ class HistorySaver:
                 continue  # The save that ended may have been one of other weights.
             del self._waiting[key]
             entry = self._table.get(key)
-            # Only if it has not left HBM, nor been replaced, meanwhile: its blocks are somebody else's then.
+            # If the entry left HBM or was replaced meanwhile, its blocks may hold other KV.
             if entry is not None and entry.blocks == history.blocks:
-                self._note(key, entry)
+                self._note_entry(key, entry)
                 self._saves.start(history, None)

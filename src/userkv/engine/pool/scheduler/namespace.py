@@ -1,9 +1,9 @@
-"""The namespace of KV: two engines may exchange KV exactly if these texts are equal.
+"""The namespace of KV: two engines may exchange KV exactly if their namespaces are equal.
 
-``{model}#{weights version}#{fingerprint}[#{adapter}]``, each part percent-encoded: the version changes with the
-weights, the fingerprint with everything else that changes KV's bytes or meaning: model configuration, data types, block
-size, memory layout, how heads are split, on CPUs the instruction set, for which the bytes are packed, and the code of
-models that are ours.
+A namespace is ``{model}#{weights version}#{fingerprint}[#{adapter}]``, each part percent-encoded. The version changes
+with the weights. The fingerprint changes with everything else that changes the bytes or the meaning of KV: the model's
+configuration, data types, block size, memory layout, how heads are split, the code of UserKV's own models, and on CPUs
+the instruction set, for which the bytes are packed.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ from userkv.core.request import UserKey
 
 _CHUNK = 8 << 20
 _FORMAT = 1
-"""Of what is stored per block; a number that changes makes older KV unreadable."""
+"""Version of the bytes stored per block. Another number makes older KV unreadable."""
 
 
 def fingerprint(facts: Any) -> str:
-    """A short digest of facts that JSON can hold."""
+    """A short digest of ``facts``, which JSON must be able to hold."""
     text = json.dumps([_FORMAT, facts], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def code_fingerprint(files: Iterable[Path]) -> str:
-    """A digest of the code of models that are ours, which changes what KV means without any other sign of it.
+    """A digest of the code of UserKV's own models, which may change what KV means without any other sign of it.
 
-    A comment counts as a change, too; that costs each user a miss once.
+    A changed comment counts, too; that costs each user one miss.
     """
     state = xxhash.xxh3_64()
     for path in sorted(files):
@@ -46,13 +46,13 @@ def weight_files(model: str) -> list[Path]:
     """The files with a model's or an adapter's weights.
 
     Raises:
-        InvalidSettingError: there are none here, so only the operator can name the version of the weights.
+        InvalidSettingError: there are none, so only the operator can name the version of the weights.
 
     """
     files = sorted(path for pattern in ("*.safetensors", "*.bin", "*.pt") for path in Path(model).glob(pattern))
     if not files:
         raise InvalidSettingError(
-            f"the weights of {model} cannot be told apart, since there are no weight files in such a directory; "
+            f"the version of the weights of {model} is unknown, since there are no weight files in such a directory; "
             "name their version with weights_version in kv_connector_extra_config"
         )
     return files
@@ -91,14 +91,14 @@ class Namespaces:
         self._model = model
         self._fingerprint = fingerprint(facts)
         self._announced = ""
-        self._weights_are(version)
+        self._set_version(version)
         self._adapters: dict[int, tuple[float, str]] = {}
 
     def of(self, key: UserKey, adapter_id: int) -> str:
-        """The namespace of KV that is computed for ``key`` now; "" if an adapter's weights cannot be told apart.
+        """The namespace of KV that is computed for ``key`` now; "" if the version of an adapter's weights is unknown.
 
         Args:
-            key: the user, and his adapter.
+            key: the user and its adapter.
             adapter_id: vLLM's number of the adapter, a new one each time it is loaded by name; 0 without one.
 
         """
@@ -112,18 +112,18 @@ class Namespaces:
         self._announced = version
 
     def renew(self) -> None:
-        """The weights have changed. If nobody has announced a version, share nothing that was, and with nobody."""
-        self._weights_are(self._announced or f"{self.version.split('~')[0]}~{uuid.uuid4().hex[:16]}")
+        """The weights have changed. Without an announced version the new name is unique, and no KV is shared."""
+        self._set_version(self._announced or f"{self.version.split('~')[0]}~{uuid.uuid4().hex[:16]}")
         self._announced = ""
 
-    def _weights_are(self, version: str) -> None:
+    def _set_version(self, version: str) -> None:
         self.version = version
         self._name = "#".join(map(_quoted, (self._model, version, self._fingerprint)))
 
     def _adapter(self, adapter_id: int, path: str) -> str:
         """Digest of an adapter's weights as they were when it was first seen under this number.
 
-        If the files have changed since, nobody knows which of them the engine has loaded.
+        "" if the files have changed since, because then it is unknown which of them the engine has loaded.
         """
         try:
             newest = max(entry.stat().st_mtime for entry in os.scandir(path))

@@ -71,9 +71,9 @@ class PoolClient:
         """Ask rank 0 for the record, then all others whether they have their part of its extents.
 
         Args:
-            uid: whose record.
-            namespace: of which model and weights.
-            done: told the answer.
+            uid: the user's name in the pool.
+            namespace: model and weights.
+            done: called with the answer.
             is_new_request: this is the first look-up of a request; it counts as a use for the eviction policy.
             background: no request waits for the answer.
 

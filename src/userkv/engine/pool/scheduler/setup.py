@@ -3,7 +3,6 @@
 import logging
 import os
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import vllm
@@ -15,7 +14,7 @@ from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
 from userkv.engine.pool.scheduler.namespace import Namespaces, code_fingerprint, weights_fingerprint
 from userkv.engine.pool.scheduler.pool_client import PoolClient
-from userkv.engine.pool.scheduler.saves import PoolSaves
+from userkv.engine.pool.scheduler.saves import PoolSaves, SaveSettings
 from userkv.engine.pool.wire.lookup_client import MooncakeLookupClient
 from userkv.engine.pool.wire.messages import WorkerInfo
 from userkv.models import registry
@@ -26,55 +25,54 @@ logger = logging.getLogger(__name__)
 
 def build_scheduler(
     config: VllmConfig, settings: PoolSettings, manager: KVCacheManagerForGR, workers: list[WorkerInfo]
-) -> tuple[ConnectorScheduler, Namespaces, Callable[[], None]]:
-    """The half that runs in the scheduler's process, its namespaces, and a function that ends it."""
-    transfer, block_size = config.kv_transfer_config, manager.coordinator.block_size
+) -> ConnectorScheduler:
+    """The connector of the scheduler's process.
+
+    Args:
+        config: vLLM's configuration.
+        settings: the connector's settings.
+        manager: the engine's KV blocks and users.
+        workers: what each rank says of itself, in the order of ranks.
+
+    """
+    transfer, world_size = config.kv_transfer_config, config.parallel_config.world_size
     assert transfer is not None
-    saves: PoolSaves | None = None
-    keeper: HistorySaver | None = None
-    client = MooncakeLookupClient(
-        [worker.endpoint for worker in workers],
-        settings.lookup_timeout_ms / 1000,
-        lambda rank, notice: saves.saved(notice.job_id, notice.ok, notice.dropped) if saves is not None else None,
-    )
-    pool = PoolClient(client)
-    if settings.saves(transfer.kv_role):
-        saves = PoolSaves(
-            pool,
-            manager.block_pool,
-            block_size,
-            max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
-            settings.max_queued_saves,
-            manager.block_pool.num_gpu_blocks // 2,
-            settings.ttl_seconds,
-            f"{socket.gethostname()}:{os.getpid()}",
-        )
-        keeper = HistorySaver(saves, manager.users.table)
-        saves.ended = keeper.save_ended
-    world_size = config.parallel_config.world_size
     if world_size > 1:
         logger.info("users in the pool are shared with engines of tensor_parallel_size=%d only", world_size)
-    namespaces = Namespaces(
-        _model_name(config),
-        settings.weights_version or _weights_version(config),
-        namespace_facts(config, settings, workers),
-    )
-    half = ConnectorScheduler(
+    client = MooncakeLookupClient([worker.endpoint for worker in workers], settings.lookup_timeout_ms / 1000)
+    pool = PoolClient(client)
+    saves = _saves(settings, pool, manager, workers) if settings.saves(transfer.kv_role) else None
+    client.start(lambda rank, notice: saves.report_write(notice.job_id, notice.ok, notice.dropped) if saves else None)
+    return ConnectorScheduler(
         pool,
         manager.users,
-        saves,
-        keeper,
-        block_size,
-        namespaces.of,
-        namespaces.renew,
+        Namespaces(
+            _model_name(config),
+            settings.weights_version or _weights_version(config),
+            namespace_facts(config, settings, workers),
+        ),
+        HistorySaver(saves, manager.users.table) if saves is not None else None,
         loads=settings.loads(transfer.kv_role),
-        load_async=settings.loads_async,
         save_during_forward=settings.use_layerwise,
     )
-    return half, namespaces, client.close
+
+
+def _saves(
+    settings: PoolSettings, pool: PoolClient, manager: KVCacheManagerForGR, workers: list[WorkerInfo]
+) -> PoolSaves:
+    limits = SaveSettings(
+        block_size=manager.coordinator.block_size,
+        max_extent_blocks=max(1, settings.extent_bytes // max(worker.block_nbytes for worker in workers)),
+        max_saves=settings.max_queued_saves,
+        max_held_blocks=manager.block_pool.num_gpu_blocks // 2,
+        ttl_seconds=settings.ttl_seconds,
+        writer=f"{socket.gethostname()}:{os.getpid()}",
+    )
+    return PoolSaves(pool, manager.block_pool, limits)
 
 
 def namespace_facts(config: VllmConfig, settings: PoolSettings, workers: list[WorkerInfo]) -> Any:
+    """All that changes the bytes or the meaning of KV, apart from the weights; see :func:`fingerprint`."""
     model = config.model_config
     hf_config = {
         name: value

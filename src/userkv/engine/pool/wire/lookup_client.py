@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import zmq
@@ -32,14 +33,12 @@ class MooncakeLookupClient:
     Args:
         endpoints: a server's address per rank.
         timeout: seconds after which a call counts as failed (a little later, at most a quarter more).
-        on_saved: told of each :class:`SaveNotice`, with the rank that sent it; on the client's thread.
 
     """
 
-    def __init__(self, endpoints: Sequence[str], timeout: float, on_saved: Callable[[int, SaveNotice], None]) -> None:
+    def __init__(self, endpoints: Sequence[str], timeout: float) -> None:
         self.num_ranks = len(endpoints)
         self._timeout = timeout
-        self._on_saved = on_saved
         self._context = zmq.Context()
         self._receivers = [self._connect(endpoint) for endpoint in endpoints]
         self._senders = [self._connect(endpoint) for endpoint in endpoints]
@@ -52,7 +51,17 @@ class MooncakeLookupClient:
         self._lock = threading.Lock()
         for receiver in self._receivers:
             receiver.send(self._encoder.encode(RegisterCall(0)))
-        self._thread = threading.Thread(target=self._run, name="MooncakeLookupClient", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    def start(self, on_saved: Callable[[int, SaveNotice], None]) -> None:
+        """Begin to receive replies and notices. Once; calls may be sent before.
+
+        Args:
+            on_saved: called with each :class:`SaveNotice` and the rank that sent it, on the client's thread.
+
+        """
+        assert self._thread is None
+        self._thread = threading.Thread(target=self._run, args=(on_saved,), name="MooncakeLookupClient", daemon=True)
         self._thread.start()
 
     def call(
@@ -83,7 +92,9 @@ class MooncakeLookupClient:
             if self._closing.is_set():
                 return
             self._closing.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
+        self._expire_calls(float("inf"))
         for socket in (*self._receivers, *self._senders):
             socket.close(linger=100)
         self._context.term()
@@ -93,7 +104,7 @@ class MooncakeLookupClient:
         socket.connect(endpoint)
         return socket
 
-    def _run(self) -> None:
+    def _run(self, on_saved: Callable[[int, SaveNotice], None]) -> None:
         poller = zmq.Poller()
         for receiver in self._receivers:
             poller.register(receiver, zmq.POLLIN)
@@ -102,11 +113,10 @@ class MooncakeLookupClient:
             ready = dict(poller.poll(tick))
             for rank, receiver in enumerate(self._receivers):
                 if receiver in ready:
-                    self._receive(rank, receiver)
+                    self._receive(receiver, partial(on_saved, rank))
             self._expire_calls(time.monotonic())
-        self._expire_calls(float("inf"))
 
-    def _receive(self, rank: int, receiver: "zmq.Socket[bytes]") -> None:
+    def _receive(self, receiver: "zmq.Socket[bytes]", on_saved: Callable[[SaveNotice], None]) -> None:
         while True:
             try:
                 message: ToScheduler = self._decoder.decode(receiver.recv(zmq.NOBLOCK))
@@ -116,7 +126,7 @@ class MooncakeLookupClient:
                 logger.warning("ignoring a message that is no reply: %s", error)
                 continue
             if isinstance(message, SaveNotice):
-                self._on_saved(rank, message)
+                on_saved(message)
                 continue
             with self._lock:
                 waiting = self._foreground.pop(message.call_id, None) or self._background.pop(message.call_id, None)

@@ -79,7 +79,7 @@ class StepJobs:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """What a worker tells the scheduler once, when the engine starts.
+    """What a worker reports to the scheduler once, when the engine starts.
 
     Attributes:
         endpoint: ZeroMQ address of the worker's :class:`MooncakeLookupServer`.

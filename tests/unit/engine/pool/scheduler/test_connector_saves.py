@@ -1,4 +1,4 @@
-"""What the scheduler's half saves, and when. Every test ends with all blocks free."""
+"""What the connector saves, and when. Every test ends with all blocks free."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ class TestSaving:
         bench.write()
         assert bench.pool.commits[0].record.tokens.tolist() == HISTORY
         bench.save()
-        assert bench.half.take_stats().reduce() == {"pool_lookups_miss": 1, "committed_saves": 1}
+        assert bench.scheduler.take_stats().reduce() == {"pool_lookups_miss": 1, "committed_saves": 1}
 
     def test_blocks_stay_until_they_are_written(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=NOT_IN_POOL)
@@ -47,17 +47,17 @@ class TestSaving:
         assert bench.blocks.num_free == 100
 
     def test_a_step_is_needed_while_a_save_waits_for_one(self, bench: SchedulerBench) -> None:
-        assert not bench.half.needs_step()
+        assert not bench.scheduler.needs_step()
         bench.arrive("1", HISTORY, read=False)
         bench.find("1")
         bench.start("1", 0)
         bench.finish("1")
         bench.step()
-        assert bench.half.needs_step()
+        assert bench.scheduler.needs_step()
         bench.asked().answer(NOT_IN_POOL)
-        assert bench.half.needs_step()
+        assert bench.scheduler.needs_step()
         bench.step()
-        assert not bench.half.needs_step()
+        assert not bench.scheduler.needs_step()
         bench.save()
 
     def test_an_answer_from_before_the_last_save_says_nothing(self, bench: SchedulerBench) -> None:
@@ -89,7 +89,7 @@ class TestSaving:
         bench.run("2", HISTORY[:15], answer=NOT_IN_POOL)
         bench.run("3", HISTORY[:20], answer=NOT_IN_POOL)
         assert bench.jobs.saves == []
-        assert bench.half.needs_step()
+        assert bench.scheduler.needs_step()
         bench.write(*first.saves)
         bench.pool.commits.pop().answer(COMMITTED)
         bench.step()
@@ -109,7 +109,7 @@ class TestSaving:
         bench.save()
         bench.step()
         assert bench.pool.lookups == []
-        assert not bench.half.needs_step()
+        assert not bench.scheduler.needs_step()
 
     def test_a_user_who_only_hits_hbm_is_checked_now_and_then(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=NOT_IN_POOL)
@@ -168,7 +168,7 @@ class TestSaving:
         bench.asked().answer(NOT_IN_POOL)
         assert len(bench.step().saves) == 1
         bench.save()
-        assert bench.half.take_stats().reduce()["committed_saves"] == 1
+        assert bench.scheduler.take_stats().reduce()["committed_saves"] == 1
 
     def test_a_user_who_hits_hbm_only_in_part_is_not_checked(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=NOT_IN_POOL)
@@ -184,7 +184,7 @@ class TestSaving:
         assert bench.run("1", HISTORY, answer=FULL) == len(HISTORY)
         assert len(bench.saves or ()) == 0
         assert bench.jobs.saves == []
-        assert bench.half.take_stats().reduce()["unneeded_saves"] == 1
+        assert bench.scheduler.take_stats().reduce()["unneeded_saves"] == 1
         bench.clock.now += RECHECK_SECONDS - 1
         bench.run("2", HISTORY)
         assert bench.pool.lookups == []
@@ -205,7 +205,7 @@ class TestSaving:
             bench.asked().answer(FULL)
         for name in ("1", "2"):
             bench.start(name, bench.find(name) or 0)
-            bench.half.loaded({job.job_id: (1, True) for job in bench.jobs.loads})
+            bench.scheduler.report_loads({job.job_id: (1, True) for job in bench.jobs.loads})
             bench.finish(name)
         bench.write()  # Of the other history, which the step of the second request has shipped.
         bench.pool.commits.pop().answer(COMMITTED)
@@ -217,8 +217,8 @@ class TestSaving:
     def test_a_step_in_which_nothing_happens_has_no_figures(self, bench: SchedulerBench) -> None:
         bench.run("1", HISTORY, answer=NOT_IN_POOL)
         bench.save()
-        assert bench.half.take_stats() is not None
-        assert bench.half.take_stats() is None
+        assert bench.scheduler.take_stats() is not None
+        assert bench.scheduler.take_stats() is None
 
     def test_all_counts_have_a_metric(self, bench: SchedulerBench) -> None:
         seen: set[str] = set()
@@ -226,12 +226,12 @@ class TestSaving:
             bench.run(str(user), HISTORY, user=str(user), answer=answer)
             drain(bench)
             bench.evict()
-            seen |= bench.half.take_stats().reduce().keys()
+            seen |= bench.scheduler.take_stats().reduce().keys()
         for user in "abcdefghijk":
             bench.run(user, HISTORY[:4], user=user, answer=NOT_IN_POOL)
             bench.write(ok=user != "a")
         bench.save()
-        seen |= bench.half.take_stats().reduce().keys()
+        seen |= bench.scheduler.take_stats().reduce().keys()
         assert seen <= COUNTERS.keys()
         assert {"dropped_saves", "pool_lookups_ssd", "pool_lookups_failed", "unneeded_saves"} <= seen
 
@@ -251,7 +251,7 @@ class TestNewWeights:
         assert bench.find("1") is None
         new.answer(NOT_IN_POOL)
         assert bench.find("1") == 0
-        bench.half.finished("1")
+        bench.scheduler.finish_request("1")
 
     def test_an_answer_from_before_is_forgotten(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY)
@@ -260,7 +260,7 @@ class TestNewWeights:
         bench.users.reset()
         assert bench.find("1") is None
         assert bench.asked().namespace == "n2"
-        bench.half.finished("1")
+        bench.scheduler.finish_request("1")
 
     def test_what_runs_is_not_saved(self, bench: SchedulerBench) -> None:
         bench.arrive("1", HISTORY)
@@ -300,9 +300,9 @@ class TestNewWeights:
         bench.run("1", HISTORY[:10], answer=NOT_IN_POOL)
         first = bench.jobs
         bench.run("2", HISTORY, answer=NOT_IN_POOL)
-        assert bench.half.needs_step()
+        assert bench.scheduler.needs_step()
         bench.users.reset()
-        assert not bench.half.needs_step()
+        assert not bench.scheduler.needs_step()
         bench.write(*first.saves)
         bench.step()
         assert bench.pool.lookups == bench.pool.commits == []
@@ -338,7 +338,7 @@ class TestNewWeights:
         bench.start("1", 0)
         bench.clock.now += 0.1
         bench.users.reset()
-        assert bench.half.find("1", 30, 0) == 0
+        assert bench.scheduler.find_loadable("1", 30, 0) == 0
         assert bench.pool.lookups == []
         bench.finish("1")
 

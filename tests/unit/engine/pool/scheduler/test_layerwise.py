@@ -18,7 +18,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[SchedulerBench]:
     bench.assert_nothing_is_held()
 
 
-@pytest.mark.parametrize("bench", [{"save_during_forward": True, "load_async": False}], indirect=True)
+@pytest.mark.parametrize("bench", [{"save_during_forward": True}], indirect=True)
 class TestSavingDuringTheForwardPass:
     """Layerwise: the step that computes the end of a history saves it, too."""
 
@@ -32,9 +32,9 @@ class TestSavingDuringTheForwardPass:
         request = bench.requests["1"]
         request.blocks = bench.blocks.take(-(-request.num_tokens // 4))
         bench.users.start("1", request.lookup, 0, external)
-        bench.half.allocated("1", [block.block_id for block in request.blocks], external)
+        bench.scheduler.start_request("1", [block.block_id for block in request.blocks], external)
         end = request.num_tokens if computed is None else computed
-        bench.half.step_computes("1", external, end, request.blocks)
+        bench.scheduler.save_during_step("1", external, end, request.blocks)
         bench.step()
         return external
 
@@ -55,14 +55,14 @@ class TestSavingDuringTheForwardPass:
         self.begin(bench, HISTORY, NOT_IN_POOL, computed=len(HISTORY) - 1)
         assert bench.jobs.saves == []
         blocks = bench.requests["1"].blocks
-        bench.half.step_computes("1", len(HISTORY) - 1, len(HISTORY) + 1, blocks)
+        bench.scheduler.save_during_step("1", len(HISTORY) - 1, len(HISTORY) + 1, blocks)
         (job,) = bench.step().saves
-        bench.half.step_computes("1", len(HISTORY) + 1, len(HISTORY) + 2, blocks)
+        bench.scheduler.save_during_step("1", len(HISTORY) + 1, len(HISTORY) + 2, blocks)
         assert bench.step().saves == []
         bench.users.publish("1", len(HISTORY) + 1, blocks)
         bench.write(job)
         bench.save()
-        bench.half.step_computes("1", len(HISTORY) + 2, len(HISTORY) + 3, blocks)
+        bench.scheduler.save_during_step("1", len(HISTORY) + 2, len(HISTORY) + 3, blocks)
         assert bench.step().saves == []
         bench.finish("1")
 
@@ -70,15 +70,15 @@ class TestSavingDuringTheForwardPass:
         """All of it is loaded, so the step computes candidates only."""
         assert self.begin(bench, HISTORY, FULL) == len(HISTORY)
         assert bench.jobs.saves == []
-        assert "unneeded_saves" not in bench.half.take_stats().reduce()
-        bench.half.loaded({bench.jobs.loads[0].job_id: (1, True)})
+        assert "unneeded_saves" not in bench.scheduler.take_stats().reduce()
+        bench.scheduler.report_loads({bench.jobs.loads[0].job_id: (1, True)})
         bench.finish("1")
 
     def test_a_load_beside_it_that_fails(self, bench: SchedulerBench) -> None:
         external = self.begin(bench, HISTORY, answer_of(record_of(HISTORY[:9], 5)))
         assert external == 9
         (load,), (save,) = bench.jobs.loads, bench.jobs.saves
-        bench.half.loaded({load.job_id: (1, False)})
+        bench.scheduler.report_loads({load.job_id: (1, False)})
         bench.write(save)
         assert bench.pool.commits == []
         assert bench.pool.removed == [extent for extent, _ in save.extents]
@@ -88,8 +88,8 @@ class TestSavingDuringTheForwardPass:
     def test_after_a_failed_load_the_old_answer_is_not_believed(self, bench: SchedulerBench) -> None:
         """The request computes all of its history then; the record may name extents that are gone."""
         self.begin(bench, HISTORY, FULL, computed=0)
-        bench.half.loaded({bench.jobs.loads[0].job_id: (1, False)})
-        bench.half.step_computes("1", 0, bench.requests["1"].num_tokens, bench.requests["1"].blocks)
+        bench.scheduler.report_loads({bench.jobs.loads[0].job_id: (1, False)})
+        bench.scheduler.save_during_step("1", 0, bench.requests["1"].num_tokens, bench.requests["1"].blocks)
         bench.step()
         bench.finish("1")
         bench.step()
@@ -108,7 +108,7 @@ class TestSavingDuringTheForwardPass:
         assert bench.find("late") == 0
         request = bench.requests["late"]
         bench.start("late", 0)
-        bench.half.step_computes("late", request.local, request.num_tokens, request.blocks)
+        bench.scheduler.save_during_step("late", request.local, request.num_tokens, request.blocks)
         bench.step()
         bench.write()
         bench.finish("late")
@@ -146,6 +146,6 @@ class TestSavingDuringTheForwardPass:
         bench.asked().answer(NOT_IN_POOL)
         bench.find("1")
         bench.start("1", 0)
-        bench.half.step_computes("1", 0, len(HISTORY) + CANDIDATES, bench.requests["1"].blocks)
+        bench.scheduler.save_during_step("1", 0, len(HISTORY) + CANDIDATES, bench.requests["1"].blocks)
         assert bench.step().saves == []
         bench.finish("1")

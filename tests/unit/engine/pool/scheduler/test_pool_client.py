@@ -81,7 +81,9 @@ class Bench:
             server = MooncakeLookupServer(ipc_endpoint(), rank.answer)
             stack.callback(server.close)
             endpoints.append(server.endpoint)
-        self.pool = PoolClient(MooncakeLookupClient(endpoints, timeout, lambda rank, notice: None))
+        client = MooncakeLookupClient(endpoints, timeout)
+        client.start(lambda rank, notice: None)
+        self.pool = PoolClient(client)
         stack.callback(self.pool.close)
 
     def lookup(self, uid: str = "u", namespace: str = "n") -> PoolLookupResult:

@@ -1,4 +1,4 @@
-"""Saves from start to end, case by case; ``test_pool_saves_model.py`` puts them together."""
+"""Saves from start to end, case by case; ``test_saves_model.py`` puts them together."""
 
 import pytest
 
@@ -229,7 +229,7 @@ def test_reports_of_jobs_that_are_over_are_ignored() -> None:
     save = bench.begin()
     bench.ship()
     bench.report(save, True, True, True, False)
-    bench.saves.saved(999, True)
+    bench.saves.report_write(999, True)
     bench.pool.commits[0].answer(COMMITTED)
     bench.report(save, True)
     assert len(bench.pool.commits) == 1
@@ -257,9 +257,9 @@ def test_blocks_are_let_go_on_the_schedulers_thread_only() -> None:
     bench.pool.commits[0].answer(COMMITTED)
     assert bench.blocks.num_free == 57
     assert len(bench.saves.held_blocks()) == 3
-    assert bench.saves.holds_blocks()
+    assert bench.saves.frees_blocks_soon()
     bench.saves.release()
-    assert not bench.saves.holds_blocks()
+    assert not bench.saves.frees_blocks_soon()
     assert bench.blocks.num_free == 60
 
 
@@ -270,7 +270,7 @@ def test_saves_do_not_take_all_of_hbm() -> None:
     first = bench.saves.start(long, None)
     assert first is not None
     assert bench.saves.start(short, None) is None
-    assert bench.saves.counts == {"dropped_saves": 1}
+    assert bench.saves.take_counts() == {"dropped_saves": 1}
 
 
 @pytest.mark.parametrize("reports", [0, 1, 2])
@@ -280,7 +280,7 @@ def test_what_is_given_up_ends_without_a_commit(reports: int, during_forward: bo
     save = bench.begin(during_forward=during_forward)
     extents = [extent for extent, _ in bench.ship().extents]
     bench.report(save, *[True] * reports)
-    bench.saves.abandon()
+    bench.saves.cancel_all()
     assert bench.saves.held_blocks() == []
     bench.report(save, *[True] * (2 - reports))
     if reports == 2 and not during_forward:
@@ -299,7 +299,7 @@ def test_new_weights_give_all_blocks_back_at_once() -> None:
     ready = bench.saves.start(bench.history([1] * BLOCK, "ready"), NOT_IN_POOL)
     assert asked is not None
     assert ready is not None
-    bench.saves.abandon()
+    bench.saves.cancel_all()
     assert bench.saves.held_blocks() == []
     assert bench.saves.ship() == []
     bench.pool.lookups[-1].answer(NOT_IN_POOL)

@@ -14,7 +14,8 @@ from tests.support.lookup_rpc import PATIENCE, wait_until
 from tests.support.records import answer_of, record_of
 from tests.support.saves_bench import SavesBench
 from userkv.engine.pool.scheduler.pool_client import LOOKUP_FAILED, NOT_IN_POOL, PoolCommitResult, PoolLookupResult
-from userkv.engine.pool.scheduler.saves import Save
+from userkv.engine.pool.scheduler.save import Save
+from userkv.engine.pool.scheduler.save_state import SaveState
 from userkv.engine.pool.wire.messages import SaveJob
 from userkv.records.record import UserRecord
 
@@ -49,12 +50,11 @@ class SavesInAnyOrder(RuleBasedStateMachine):
         busy = self.bench.saves.is_saving(user, "n")
         full = len(self.bench.saves) >= 3
         history = self.bench.history(list(range(tokens)), user)
-        ended = len(self.bench.ended)
         given = None if answer is None else self.answer_for(answer, tokens)
         save = self.bench.saves.start(history, given, during_forward=during)
         assert (save is None) == (busy or full)
         self.refused += full and not busy
-        if save is not None and ended == len(self.bench.ended):
+        if save is not None and not save.state.is_over:
             self.models[save.job_id] = Model(save, confirmed=not during)
         self.bench.forget()
 
@@ -77,15 +77,22 @@ class SavesInAnyOrder(RuleBasedStateMachine):
         model = which.choice(self.writing())
         model.reports += 1
         model.failed |= not ok
-        self.bench.saves.saved(model.save.job_id, ok, dropped and not ok)
+        self.bench.saves.report_write(model.save.job_id, ok, dropped and not ok)
 
     @precondition(lambda self: self.undecided())
-    @rule(which=st.randoms(use_true_random=False), good=st.booleans())
-    def decide(self, which: random.Random, good: bool) -> None:
+    @rule(which=st.randoms(use_true_random=False))
+    def confirm(self, which: random.Random) -> None:
         model = which.choice(self.undecided())
         model.confirmed = True
-        model.failed |= not good
-        (self.bench.saves.confirm if good else self.bench.saves.cancel)(model.save)
+        self.bench.saves.confirm(model.save)
+
+    @precondition(lambda self: self.models)
+    @rule(which=st.randoms(use_true_random=False))
+    def cancel(self, which: random.Random) -> None:
+        model = which.choice(list(self.models.values()))
+        # What is being committed was written before.
+        model.failed |= model.save.state is not SaveState.COMMITTING
+        self.bench.saves.cancel(model.save)
 
     @precondition(lambda self: self.bench.pool.commits)
     @rule(
@@ -102,7 +109,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
 
     @rule()
     def abandon(self) -> None:
-        self.bench.saves.abandon()
+        self.bench.saves.cancel_all()
         assert self.bench.saves.held_blocks() == []
         for model in self.models.values():
             # What is being committed was written before.
@@ -116,10 +123,10 @@ class SavesInAnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def ended_once(self) -> None:
-        ended = [save.job_id for save, _ in self.bench.ended]
-        assert len(ended) == len(set(ended))
         self.counts.update(self.bench.saves.take_counts())
-        assert len(ended) == sum(self.counts.values()) - self.refused
+        assert len(self.bench.ended) == sum(self.counts.values()) - self.refused
+        over = sum(model.save.state.is_over for model in self.models.values())
+        assert len(self.bench.saves) == len(self.models) - over
 
     @invariant()
     def what_is_written_is_held(self) -> None:
@@ -143,7 +150,7 @@ class SavesInAnyOrder(RuleBasedStateMachine):
             self.bench.pool.lookups.clear()
             self.ship()
             for model in self.writing():
-                self.bench.saves.saved(model.save.job_id, True)
+                self.bench.saves.report_write(model.save.job_id, True)
                 model.reports += 1
             for model in self.undecided():
                 self.bench.saves.confirm(model.save)
@@ -157,7 +164,8 @@ class SavesInAnyOrder(RuleBasedStateMachine):
         return [model for model in self.models.values() if model.job is not None and model.reports < 2]
 
     def undecided(self) -> list[Model]:
-        return [model for model in self.models.values() if not model.confirmed]
+        """Shipped with a step that is not confirmed: vLLM confirms no step before it was shipped."""
+        return [model for model in self.models.values() if not model.confirmed and model.job is not None]
 
     def answer_for(self, kind: str, tokens: int) -> PoolLookupResult:
         self.generation += 1
@@ -200,8 +208,8 @@ def test_two_threads() -> None:
                     asked.answer(good if rng.random() < 0.8 else bad)  # type: ignore[arg-type]
             if shipped:
                 job = shipped.pop(0)
-                bench.saves.saved(job.job_id, rng.random() < 0.9)
-                bench.saves.saved(job.job_id, True)
+                bench.saves.report_write(job.job_id, rng.random() < 0.9)
+                bench.saves.report_write(job.job_id, True)
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -73,16 +73,17 @@ def test_calling_returns_at_once_even_if_nobody_is_there(ends: Ends) -> None:
 def test_no_notice_is_lost_while_the_scheduler_is_busy(ends: Ends, hold: threading.Event) -> None:
     """The blocks of a save whose notice is lost are held for ever."""
     server = ends.serve()
-    told: list[int] = []
+    noticed: list[int] = []
     blocked = threading.Event()
 
     def on_saved(rank: int, notice: SaveNotice) -> None:
-        told.append(notice.job_id)
-        if len(told) == 1:
+        noticed.append(notice.job_id)
+        if len(noticed) == 1:
             blocked.set()
             hold.wait(PATIENCE)
 
-    client = MooncakeLookupClient([ends.endpoint], 5.0, on_saved)
+    client = MooncakeLookupClient([ends.endpoint], 5.0)
+    client.start(on_saved)
     ends.stack.callback(client.close)
     server.notify(SaveNotice(0, True))
     assert blocked.wait(PATIENCE)
@@ -91,9 +92,9 @@ def test_no_notice_is_lost_while_the_scheduler_is_busy(ends: Ends, hold: threadi
     time.sleep(0.2)
     hold.set()
     try:
-        wait_until(lambda: len(told) == 10_000, 5)
+        wait_until(lambda: len(noticed) == 10_000, 5)
     finally:
-        assert told == list(range(10_000)), f"{len(told)} of 10000 notices arrived"
+        assert noticed == list(range(10_000)), f"{len(noticed)} of 10000 notices arrived"
 
 
 @pytest.mark.parametrize("data", GARBAGE, ids=range(len(GARBAGE)))
