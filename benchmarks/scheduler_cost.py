@@ -47,10 +47,10 @@ COORDINATOR_CALLS = {
     "find_user_cache_hit": "lookup",
     "start_user_request": "lookup",
     "start_ordinary_request": "keep",
-    "spare_prefixes": "keep",
+    "evict_for_prefixes": "keep",
     "finish_request": "keep",
 }
-USERS_CALLS = {"unpublished": "step", "publish": "keep", "keep_free": "keep", "make_room": "keep"}
+USERS_CALLS = {"requests_to_keep": "step", "keep_history": "keep", "evict_ahead": "keep", "make_room": "keep"}
 CONNECTOR_CALLS = {
     "on_new_request": "lookup",
     "get_num_new_matched_tokens": "lookup",

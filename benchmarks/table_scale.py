@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from userkv.cache.cache_request import CacheRequest
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.user_cache import UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
 from userkv.sim.blocks import SimBlock
@@ -63,7 +64,7 @@ def blocks_of(tokens: int) -> Sequence[SimBlock]:
 def serve(cache: UserCache, number: int, user: CacheRequest) -> None:
     """One request of a user, from look-up to end."""
     request_id = str(number)
-    hit = cache.find(request_id, user, len(user.history) + 1)
+    hit = cache.find_hit(request_id, user, len(user.history) + 1)
     cache.start(request_id, user, hit.num_tokens, hit.num_tokens)
     cache.finish(request_id, len(user.history) + 1, blocks_of(len(user.history)))
 
@@ -85,7 +86,7 @@ def stages(cache: UserCache, users: Sequence[CacheRequest], first: int) -> dict[
     length = HISTORY + 1
     return {
         "arrival": per_operation(lambda i: cache.arrive(ids[i], users[i])),
-        "look-up": per_operation(lambda i: cache.find(ids[i], users[i], length) and None),
+        "look-up": per_operation(lambda i: cache.find_hit(ids[i], users[i], length) and None),
         "start": per_operation(lambda i: cache.start(ids[i], users[i], 0, 0)),
         "end": per_operation(lambda i: cache.finish(ids[i], length, blocks_of(HISTORY))),
     }
@@ -126,7 +127,7 @@ def lookup_by_length() -> dict[str, float]:
         history = as_tokens([7] * length)
         again = [CacheRequest(user.key, user.request, history) for _ in range(OPERATIONS)]
         figures[f"us, look-up of {length // 1000}k tokens"] = per_operation(
-            lambda i, again=again, length=length: cache.find("look-up", again[i], length + 1) and None
+            lambda i, again=again, length=length: cache.find_hit("look-up", again[i], length + 1) and None
         )
     return figures
 

@@ -46,7 +46,7 @@ class Crowd:
         action = choose.random()
         if action < 0.35 or not self._keys:
             user, source = f"u{choose.randrange(9)}", choose.choice(self._contents)
-            self.backend.note_request(user)
+            self.backend.count_request(user)
             key = f"{user}@{next(self._numbers)}"
             self.backend.put(user, key, source.parts)
             self._keys.append((user, key, source))

@@ -106,8 +106,8 @@ class FaultyBackend(PoolBackend):
         self._meet("register")
         self._backend.register(regions)
 
-    def note_request(self, user: str) -> None:
-        self._backend.note_request(user)
+    def count_request(self, user: str) -> None:
+        self._backend.count_request(user)
 
     def put(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         if isinstance(self._meet("put"), Lose):

@@ -5,8 +5,9 @@ from typing import Any
 
 from tests.support.fake_pool_client import COMMITTED, AskedLookup, FakePoolClient, NumberedBlockPool
 from tests.support.records import BLOCK, answer_of, record_of
+from userkv.cache.cache_request import CacheRequest
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.user_cache import UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
 from userkv.engine.pool.scheduler.connector_scheduler import ConnectorScheduler
@@ -77,7 +78,7 @@ class SchedulerBench:
             clock=self.clock,
             **options,
         )
-        self.users.listener = self.scheduler
+        self.users.report_to(self.scheduler)
         self.requests: dict[str, Running] = {}
         self.jobs = StepJobs()
 
@@ -91,7 +92,7 @@ class SchedulerBench:
     def find(self, name: str) -> int | None:
         """What the pool would load behind what HBM has."""
         request = self.requests[name]
-        request.hit = self.users.find(name, request.lookup, request.num_tokens)
+        request.hit = self.users.find_hit(name, request.lookup, request.num_tokens)
         request.local = request.hit.num_tokens
         return self.scheduler.find_loadable(name, request.num_tokens, request.local // BLOCK * BLOCK)
 

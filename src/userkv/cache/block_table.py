@@ -1,7 +1,7 @@
 """The user block table: which user's history is in HBM, in which KV blocks.
 
-Blocks are opaque here: the table only counts, compares by identity, and tells the block pool when it starts and stops
-to hold one. So the same code runs in vLLM's scheduler, in the simulator and under property tests.
+Blocks are opaque here: the table counts them, compares them by identity, and references them in the block pool while
+it holds them. So the same code runs in vLLM's scheduler, in the simulator and under property tests.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from userkv.cache.policies.policy import EvictionPolicy
 from userkv.core.errors import IntegrityError
-from userkv.core.tokens import TokenArray, common_prefix
+from userkv.core.tokens import TokenArray
 
 K = TypeVar("K", bound=Hashable)
 
@@ -40,7 +40,7 @@ class UserEntry(tuple[Any, ...]):
     __slots__ = ()
 
     def __new__(cls, tokens: TokenArray, blocks: Iterable[Any]) -> "UserEntry":
-        """Of ``tokens``, which are copied, in ``blocks``, each of which is referenced once by the table."""
+        """An entry of ``tokens``, which are copied, in ``blocks``, each of which the table references once."""
         return super().__new__(cls, (tokens.tobytes(), *blocks))
 
     @property
@@ -75,7 +75,7 @@ class UserEntry(tuple[Any, ...]):
 class UserBlockTable(Generic[K]):
     """Users, their history tokens and their KV blocks; eviction of whole users.
 
-    A user is *busy* between :meth:`acquire` and :meth:`release` (his requests run or wait) and not evicted then.
+    A user is *busy* between :meth:`acquire` and :meth:`release` (its requests run or wait) and not evicted then.
     Every operation is O(1) in the number of users. Not thread-safe: the scheduler thread owns it.
 
     Args:
@@ -102,7 +102,7 @@ class UserBlockTable(Generic[K]):
         return self.user_to_blocks.get(user)
 
     def acquire(self, user: K) -> None:
-        """A request of this user starts or waits: he is not evicted until :meth:`release`. He may have no entry yet."""
+        """A request of this user starts or waits: it is not evicted until :meth:`release`. It may have no entry yet."""
         count = self._busy.get(user, 0)
         self._busy[user] = count + 1
         if count == 0 and user in self._policy:
@@ -121,15 +121,15 @@ class UserBlockTable(Generic[K]):
             self._policy.add(user)
             self.num_evictable_blocks += entry.num_blocks
 
-    def note_request(self, user: K, num_tokens: int) -> None:
-        """A request begins whose history has ``num_tokens`` tokens, for the policy; once per request."""
-        self._policy.note_request(user, -(-num_tokens // self.block_size))
+    def count_request(self, user: K, num_tokens: int) -> None:
+        """Report to the policy that a request with a history of ``num_tokens`` tokens begins; once per request."""
+        self._policy.count_request(user, -(-num_tokens // self.block_size))
 
     def num_running(self, user: K) -> int:
         """How many requests keep this user busy."""
         return self._busy.get(user, 0)
 
-    def put(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> None:
+    def put(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> UserEntry:
         """Make ``tokens`` in ``blocks`` the history of a busy user, instead of what was there.
 
         The table takes its own reference on each block. Blocks that the old entry shares at its head are kept without
@@ -140,14 +140,20 @@ class UserBlockTable(Generic[K]):
             tokens: the history; at least one token.
             blocks: exactly the blocks that hold it.
 
+        Returns:
+            The new entry.
+
+        Raises:
+            ValueError: the user is not busy, or the blocks do not fit the tokens.
+
         """
         if user not in self._busy:
             raise ValueError(f"user {user!r} has no running request")
         if len(blocks) != -(-len(tokens) // self.block_size) or not blocks:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(blocks)} blocks of {self.block_size}")
-        self._replace(user, tokens, blocks)
+        return self._replace(user, tokens, blocks)
 
-    def _replace(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> None:
+    def _replace(self, user: K, tokens: TokenArray, blocks: Sequence[Any]) -> UserEntry:
         old = self.user_to_blocks.get(user)
         old_blocks = old.blocks if old is not None else ()
         shared = 0
@@ -157,20 +163,21 @@ class UserBlockTable(Generic[K]):
             shared += 1
         self._pool.touch(blocks[shared:])
         self._pool.free_blocks(reversed(old_blocks[shared:]))
-        self.user_to_blocks[user] = UserEntry(tokens, blocks)
+        entry = self.user_to_blocks[user] = UserEntry(tokens, blocks)
         self.num_blocks += len(blocks) - len(old_blocks)
+        return entry
 
     def evict(self, at_most: int) -> int:
-        """Take blocks from the user whom the policy names: the last ones of his history, or all if he has no more.
+        """Take blocks from the user that the policy names: the last ones of its history, or all if it has no more.
 
-        He stays the one whom the policy names until he has none left or a request of his starts: what is left of his
+        The policy names the same user until it has no blocks left or a request of it starts. What is left of its
         history is a head, worth as much per block as it was before.
 
         Args:
             at_most: how many blocks, at least 1.
 
         Returns:
-            How many blocks the table let go, 0 if nobody can be evicted. (A block that a finished request's transfer
+            How many blocks the table released, 0 if no user can be evicted. (A block that a finished request's transfer
             still references becomes free later.)
 
         """
@@ -188,9 +195,9 @@ class UserBlockTable(Generic[K]):
         return list(self._busy)
 
     def unused_tail(self, user: K, keep: int = 0) -> int:
-        """How many of the user's last blocks, beyond the first ``keep``, nobody but the table references.
+        """How many of the user's last blocks, beyond the first ``keep``, only the table references.
 
-        A request uses a head of its user's blocks, so what is unused is a tail. O(blocks counted).
+        A request uses a head of its user's blocks, so the unused blocks are a tail. O(blocks counted).
         """
         entry = self.user_to_blocks.get(user)
         unused = 0
@@ -201,10 +208,10 @@ class UserBlockTable(Generic[K]):
         return unused
 
     def shorten(self, user: K, num_tokens: int) -> int:
-        """Keep only the first ``num_tokens`` tokens of a user; 0 forgets him.
+        """Keep only the first ``num_tokens`` tokens of a user; 0 forgets it.
 
         Returns:
-            How many blocks the table let go.
+            How many blocks the table released.
 
         """
         entry = self.user_to_blocks.get(user)
@@ -221,7 +228,7 @@ class UserBlockTable(Generic[K]):
         return freed
 
     def drop(self, user: K) -> None:
-        """Forget a user and let go of his blocks, busy or not. Unknown users are ignored."""
+        """Forget a user and release its blocks, busy or not. Unknown users are ignored."""
         entry = self.user_to_blocks.pop(user, None)
         if entry is None:
             return
@@ -264,11 +271,6 @@ class UserBlockTable(Generic[K]):
             "the policy holds users that the table does not",
         )
         _require(all(count > 0 for count in self._busy.values()), "a busy count is not positive")
-
-
-def longest_hit(entry: UserEntry | None, tokens: TokenArray) -> int:
-    """How many tokens of a request's history an entry holds, token by token."""
-    return 0 if entry is None else common_prefix(entry.tokens, tokens)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -6,27 +6,26 @@ from collections.abc import Hashable, Sequence
 from userkv.core.request import UserKey
 
 LOADED = 0.125
-"""What it costs to load a token of a history from the pool, where computing it costs 1."""
+"""Cost of loading a token of a history from the pool, where computing it costs 1."""
 
 STEP = 0.5
-"""By how much of what a request has lost the share moves: less than all, since each of the two sides loses by turns."""
-
+"""The share moves by this fraction of what a request has lost. Less than 1, since the two sides lose by turns."""
 
 MOST_USERS = 1 << 14
-"""So many users are remembered at most, the last ones: some megabytes, however many the cache holds."""
+"""How many users are remembered at most, the last ones: some megabytes, however many the cache holds."""
 
 
 class PrefixShare:
-    """A share of the KV blocks that moves to those who have lost more of late: ordinary requests, or users' ones.
+    """A share of the KV blocks that moves to the kind of requests that lost more lately: ordinary ones, or users'.
 
-    vLLM keeps ordinary prefixes in blocks that are free, and users would leave none free: what half of all requests
-    begin with would be computed again and again, while users stay who come once an hour. So of either kind it is
-    remembered what the whole cache would hold if it were theirs alone: the last requests. Whatever a request has to
-    compute although it is remembered was lost to the other kind, and the share moves to its own. The idea is that of
-    ARC (Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003).
+    vLLM keeps ordinary prefixes in free blocks, and users would leave none free. A prefix of half of all requests would
+    be computed again and again, while users stay that come once an hour. So the share remembers, for either kind, what
+    the whole cache would hold if it were for that kind alone: its last requests. What a request has to compute although
+    it is remembered was lost to the other kind, and the share moves to its own. The idea is that of ARC (Megiddo and
+    Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003).
 
     Prefixes that never come again are never lost, and so win nothing. Not thread-safe: the scheduler's thread owns it.
-    A request costs O(its blocks) if it is ordinary, else O(1) amortised.
+    An ordinary request costs O(its blocks), a user's request O(1) amortised.
 
     Args:
         num_blocks: KV blocks that requests and users share.
@@ -48,21 +47,21 @@ class PrefixShare:
         return int(self._share)
 
     def forget(self) -> None:
-        """Both caches are empty now, through nobody's fault."""
+        """Both caches were reset, so neither kind has lost anything to the other."""
         self._prefixes.clear()
         self._users.clear()
         self._users_blocks = 0
 
-    def fit(self, room: int) -> None:
-        """So many blocks are free or users', at present: the rest is with running requests, and can cache nothing."""
+    def set_room(self, room: int) -> None:
+        """Set how many blocks are free or users' now. Running requests have the rest, which can cache nothing."""
         self._room = room
         self._share = min(self._share, float(room))
 
-    def ordinary_request_starts(self, block_hashes: Sequence[Hashable]) -> None:
+    def count_ordinary_start(self, block_hashes: Sequence[Hashable]) -> None:
         """A request without a user starts.
 
         Args:
-            block_hashes: of the blocks that it might have had from the cache and has not, in order.
+            block_hashes: hashes of the blocks that the cache could have held and did not, in order.
 
         """
         lost = 0
@@ -72,20 +71,22 @@ class PrefixShare:
             lost += 1
         self._share = min(self._share + STEP * lost, float(self._room))
 
-    def ordinary_request_ends(self, block_hashes: Sequence[Hashable]) -> None:
-        """A request without a user leaves what it has computed: ``block_hashes`` of whole blocks, in order."""
-        # The end is forgotten before the beginning, which others share.
+    def count_ordinary_end(self, block_hashes: Sequence[Hashable]) -> None:
+        """A request without a user ends; its whole blocks, with these hashes in order, stay in the cache.
+
+        The end of a prefix is forgotten before its beginning, which other requests share.
+        """
         for block_hash in reversed(block_hashes):
             self._prefixes[block_hash] = None
             self._prefixes.move_to_end(block_hash)
         while len(self._prefixes) > self._room:
             self._prefixes.popitem(last=False)
 
-    def user_request(self, key: UserKey, history_blocks: int, held_blocks: int, loaded_blocks: int) -> None:
+    def count_user_request(self, key: UserKey, history_blocks: int, held_blocks: int, loaded_blocks: int) -> None:
         """A request with a user starts.
 
         Args:
-            key: whose.
+            key: the user.
             history_blocks: how many blocks its history takes.
             held_blocks: how many blocks HBM has of the user, whether they are of this history or of another one.
             loaded_blocks: how many blocks come from the pool.

@@ -1,6 +1,6 @@
 """Settings of the HBM cache, read once from the environment.
 
-The four ``KV_MANAGER_FOR_GR`` / ``VLLM_*`` names are the field's own; the others start with ``USERKV_``.
+``KV_MANAGER_FOR_GR`` and the three ``VLLM_*`` names are the field's own; the others start with ``USERKV_``.
 """
 
 import os
@@ -18,7 +18,7 @@ POLICY = "USERKV_EVICTION_POLICY"
 SINGLE_FLIGHT_MS = "USERKV_SINGLE_FLIGHT_MAX_WAIT_MS"
 
 VLLM_STYLE_NAMES = (ENABLE_LRU, MAX_USERS, MIN_FREE_BLOCKS)
-"""Our variables that carry vLLM's own prefix; vLLM warns about such names unless it is told of them."""
+"""UserKV's variables with vLLM's prefix; vLLM warns about such names unless they are registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class CacheSettings:
     Attributes:
         enabled: replace vLLM's prefix-cache coordinator (``KV_MANAGER_FOR_GR``, off).
         lru: keep to ``max_users`` and ``min_free_blocks`` all the time by evicting users (``VLLM_ENABLE_USER_KV_LRU``,
-            on). Off: users go only when a request needs their blocks.
+            on). Off: users are evicted only when a request needs their blocks.
         max_users: users held in HBM at most (``VLLM_USER_KV_LRU_MAX_USERS``, 100; 0 = no limit).
         min_free_blocks: KV blocks kept free for requests to come (``VLLM_USER_KV_LRU_MIN_FREE_BLOCKS``, 0: as many as
             the prefixes of ordinary requests are seen to need).
         single_flight_seconds: how long a request waits while another request computes the same user's history
             (``USERKV_SINGLE_FLIGHT_MAX_WAIT_MS`` / 1000, 5; 0 = never wait).
-        policy: who is evicted first, one of :data:`userkv.cache.policies.POLICIES` (``USERKV_EVICTION_POLICY``). By
+        policy: the order of eviction, one of :data:`userkv.cache.policies.POLICIES` (``USERKV_EVICTION_POLICY``). By
             default ``adaptive``, or ``lru`` where ``VLLM_ENABLE_USER_KV_LRU`` asks for it by being set to 1.
 
     """

@@ -19,15 +19,15 @@ class _Wait:
 
 
 class SingleFlight(Generic[K]):
-    """Who computes a user's history (the leader), and who waits for it.
+    """Which requests compute a user's history (the leaders), and which wait for one of them.
 
-    A leader holds blocks and runs, so it never waits for a waiter, and nobody waits for a request that does not run:
+    A leader holds blocks and runs, so it never waits for a waiter, and no request waits for one that does not run:
     there is no deadlock. Not thread-safe: the scheduler thread owns it.
 
     Args:
-        max_wait: seconds that a request waits in all before it computes by itself; 0 = nobody waits.
+        max_wait: seconds that a request waits in all before it computes by itself; 0 = no request waits.
         min_gain: tokens that waiting must save at least. It must also save half of what the leader has to compute,
-            so that nobody waits for a long history to share its first words.
+            so that no request waits for a long history to share its first words.
         clock: seconds, monotonic.
         stats: where waits and time-outs are counted.
 
@@ -42,25 +42,27 @@ class SingleFlight(Generic[K]):
         self._leading: dict[str, K] = {}
         self._waiting: dict[str, _Wait] = {}
 
-    def lead(self, request_id: str, user: K, history: TokenArray) -> None:
+    def start_leading(self, request_id: str, user: K, history: TokenArray) -> None:
         """The request runs and will put ``history`` into the table."""
         self._histories.setdefault(user, {})[request_id] = history
         self._leading[request_id] = user
         self._waiting.pop(request_id, None)
 
-    def land(self, request_id: str) -> None:
-        """The request leads no more: its history is in the table, or never will be."""
+    def stop_leading(self, request_id: str) -> bool:
+        """The request leads no more: its history is in the table, or never will be. Returns whether it did lead."""
         user = self._leading.pop(request_id, None)
-        if user is not None:
-            histories = self._histories[user]
-            del histories[request_id]
-            if not histories:
-                del self._histories[user]
+        if user is None:
+            return False
+        histories = self._histories[user]
+        del histories[request_id]
+        if not histories:
+            del self._histories[user]
+        return True
 
-    def forget(self, request_id: str) -> None:
-        """The request is over, whatever it did."""
-        self.land(request_id)
+    def remove(self, request_id: str) -> bool:
+        """The request is over, whether it led, waited or neither. Returns whether it led."""
         self._waiting.pop(request_id, None)
+        return self.stop_leading(request_id)
 
     def leaders(self) -> list[str]:
         """All requests that lead, oldest first."""
@@ -71,7 +73,7 @@ class SingleFlight(Generic[K]):
 
         Args:
             request_id: the request.
-            user: whose history it is.
+            user: the user of the history.
             history: the request's history.
             held: how many tokens of it the table holds now; asked once per leader.
 

@@ -11,7 +11,7 @@ class UserCacheStats:
 
     Attributes:
         user_hits: requests that started with at least one history token from HBM.
-        user_misses: requests that started with none although they asked for them.
+        user_misses: requests that started with none although they may read.
         hit_tokens: history tokens taken from HBM.
         history_tokens: history tokens of all requests that started (the most that could have been hit).
         lru_evictions: users evicted.
@@ -39,5 +39,5 @@ class UserCacheStats:
         return counts
 
 
-# Asked for in every step of the engine, so what is known beforehand is not found out each time.
+# A constant, since take() runs in every step of the engine.
 _NAMES = tuple(field.name for field in fields(UserCacheStats))

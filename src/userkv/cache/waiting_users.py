@@ -9,17 +9,17 @@ U = TypeVar("U", bound=Hashable, contravariant=True)
 
 LIMIT = 64
 """Requests at the head of the queue whose users are spared. Behind a longer queue the cache turns over several times
-before a request starts, and to spare everybody would be to spare nobody."""
+before a request starts, and to spare all users would be to spare none."""
 
 
 class Sparing(Protocol[U]):
-    """What is told whom to spare: the block table."""
+    """What spares users: the block table."""
 
     def acquire(self, user: U) -> None:
         """Spare a user; calls nest."""
 
     def release(self, user: U) -> None:
-        """One reason less to spare him."""
+        """One reason less to spare it."""
 
 
 class WaitingUsers(Generic[K]):
@@ -61,5 +61,5 @@ class WaitingUsers(Generic[K]):
         self._table.release(user)
 
     def spared(self) -> list[K]:
-        """Everyone who is spared, once for each request."""
+        """The spared users, once for each request."""
         return list(self._spared.values())

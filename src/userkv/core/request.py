@@ -11,7 +11,7 @@ MAX_USER_ID_BYTES = 256
 STAGES = ("rank", "prefill")
 OUR_KEYS = ("user_id", "history_len", "stage", "read", "write")
 _DISTINCT_KEYS = ("user_id", "history_len")
-"""Nobody else's key looks like these; the others are common words, and a request without a user may well have one."""
+"""No other connector's key looks like these; the others are common words that a request without a user may have."""
 
 _ALIASES = {
     "uid": "user_id",
@@ -24,9 +24,9 @@ _FOREIGN_PREFIXES = ("remote_", "do_remote_")
 
 
 class KVScope(NamedTuple):
-    """What a user's KV depends on beside his history: the LoRA adapter, and a cache salt that separates tenants.
+    """What a user's KV depends on beside its history: the LoRA adapter, and a cache salt that separates tenants.
 
-    A retrained adapter may come back under its old name, or even its old path: vLLM gives it another number when it is
+    A retrained adapter may come back under its old name, or even its old path. vLLM gives it another number when it is
     loaded again.
     """
 
@@ -37,11 +37,11 @@ class KVScope(NamedTuple):
 
 
 NO_SCOPE = KVScope()
-"""Of the base model, without a salt; one object for the keys of all users."""
+"""The scope of the base model without a salt; one object for the keys of all users."""
 
 
 class UserKey(NamedTuple):
-    """Under which name a user's KV is kept. KV computed under one key is never used under another."""
+    """The name under which a user's KV is kept. KV computed under one key is never used under another."""
 
     user_id: str
     scope: KVScope = NO_SCOPE

@@ -6,8 +6,9 @@ from vllm.v1.core.kv_cache_coordinator import UnitaryKVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
+from userkv.cache.cache_request import CacheRequest
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.user_cache import UserCache
 from userkv.engine.request_adapter import cache_request_of
 
 
@@ -30,42 +31,48 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
         self.blocks_asked_for = 0
         self._running: dict[str, Request] = {}
 
-    def find_user_cache_hit(self, request: Request, lookup: CacheRequest) -> tuple[list[KVCacheBlock], int]:
+    def find_user_cache_hit(self, request: Request, cache_request: CacheRequest) -> tuple[list[KVCacheBlock], int]:
         """The user's history in HBM: ``(blocks, tokens)``, token-exact; ``([], 0)`` if there is none.
 
         Where the tokens end inside a block, vLLM copies that block for the request before it writes to it.
         """
-        hit = self.users.find(request.request_id, lookup, request.num_tokens)
+        hit = self.users.find_hit(request.request_id, cache_request, request.num_tokens)
         return list(hit.blocks), hit.num_tokens
 
-    def start_user_request(self, request: Request, lookup: CacheRequest, hit_tokens: int, start_tokens: int) -> None:
+    def start_user_request(
+        self, request: Request, cache_request: CacheRequest, hit_tokens: int, start_tokens: int
+    ) -> None:
         """The request has its blocks; see :meth:`UserCache.start`."""
         if request.request_id not in self._running:
             self._running[request.request_id] = request
-            self.users.start(request.request_id, lookup, hit_tokens, start_tokens)
+            self.users.start(request.request_id, cache_request, hit_tokens, start_tokens)
 
     def start_ordinary_request(self, request: Request, start_tokens: int) -> None:
         """A request without a user has its blocks, and need not compute ``start_tokens`` tokens."""
-        if self._learns_share and not request.num_preemptions:  # Who was preempted has lost to other requests.
-            self.users.share.fit(self._free_blocks() + self.users.table.num_blocks)
+        if (
+            self._learns_share and not request.num_preemptions
+        ):  # A preempted request has lost its blocks to other requests.
+            self.users.share.set_room(self._free_blocks() + self.users.table.num_blocks)
             # The last token is always computed, so its block is never a hit.
             possible = (request.num_tokens - 1) // self.block_size
-            self.users.share.ordinary_request_starts(request.block_hashes[start_tokens // self.block_size : possible])
+            self.users.share.count_ordinary_start(request.block_hashes[start_tokens // self.block_size : possible])
 
-    def spare_prefixes(self, num_new_tokens: int, lookup: CacheRequest | None) -> None:
+    def evict_for_prefixes(self, num_new_tokens: int, cache_request: CacheRequest | None) -> None:
         """Evict idle users before an allocation that would otherwise take the ordinary prefixes' share."""
         share = self.users.share.blocks if self._learns_share else 0
         if share:
             needed, free = -(-num_new_tokens // self.block_size), self._free_blocks()
-            if needed <= free + self.users.table.num_evictable_blocks:  # Or it has to wait, and they would go in vain.
-                self.users.keep_free(share + needed - free, lookup)
+            if (
+                needed <= free + self.users.table.num_evictable_blocks
+            ):  # Otherwise it has to wait, and evictions would be in vain.
+                self.users.evict_ahead(share + needed - free, cache_request)
 
     def finish_request(self, request: Request) -> None:
         """The request's blocks are about to be freed: it ended, was aborted or preempted."""
         if cache_request_of(request) is None:
             if self._learns_share:
                 whole = _computed_tokens(request) // self.block_size
-                self.users.share.ordinary_request_ends(request.block_hashes[:whole])
+                self.users.share.count_ordinary_end(request.block_hashes[:whole])
             return
         self._running.pop(request.request_id, None)
         self.users.finish(request.request_id, _computed_tokens(request), self._blocks_of(request.request_id))
@@ -83,10 +90,10 @@ class KVCacheCoordinatorForGR(UnitaryKVCacheCoordinator):
     def new_step_starts(self) -> None:
         """Keep the histories that the steps so far have completed, so that this step's requests can hit them."""
         super().new_step_starts()
-        for request_id in self.users.unpublished():
+        for request_id in self.users.requests_to_keep():
             request = self._running[request_id]
             blocks = self._blocks_of(request_id)
-            self.users.publish(request_id, _computed_tokens(request), blocks, ended=request.is_finished())
+            self.users.keep_history(request_id, _computed_tokens(request), blocks, ended=request.is_finished())
 
     def reset_prefix_cache(self) -> bool:
         """Forget all users, then do what vLLM does.

@@ -6,7 +6,8 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.request import Request
 
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.cache_request import CacheRequest
+from userkv.cache.user_cache import UserCache
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.request_adapter import cache_request_of
 
@@ -25,7 +26,7 @@ class KVCacheManagerForGR(KVCacheManager):
     def usage(self) -> float:
         """Share of the KV cache that running requests need, 0.0 to 1.0.
 
-        Blocks of users who may be evicted count as free, as vLLM counts the blocks of its prefix cache: routers take
+        Blocks of users that may be evicted count as free, as vLLM counts the blocks of its prefix cache: routers take
         this figure for load.
         """
         total = self.block_pool.num_gpu_blocks - 1
@@ -33,12 +34,12 @@ class KVCacheManagerForGR(KVCacheManager):
         return 1.0 - free / total if total else 0.0
 
     def get_computed_blocks(self, request: Request) -> tuple[KVCacheBlocks, int, int]:
-        lookup = cache_request_of(request)
-        if lookup is None:
+        cache_request = cache_request_of(request)
+        if cache_request is None:
             return super().get_computed_blocks(request)
         if not self.prefix_cache_lookup_enabled(request):
             return self.empty_kv_cache_blocks, 0, 0
-        blocks, num_tokens = self.coordinator.find_user_cache_hit(request, lookup)
+        blocks, num_tokens = self.coordinator.find_user_cache_hit(request, cache_request)
         return self.create_kv_cache_blocks((blocks,)), num_tokens, 0
 
     def allocate_slots(
@@ -51,9 +52,9 @@ class KVCacheManagerForGR(KVCacheManager):
         num_external_computed_tokens: int = 0,
         **kwargs: Any,
     ) -> KVCacheBlocks | None:
-        lookup = cache_request_of(request)
-        if num_new_tokens != 1:  # What single tokens take is made up for by the next prompt.
-            self.coordinator.spare_prefixes(num_new_tokens + num_external_computed_tokens, lookup)
+        cache_request = cache_request_of(request)
+        if num_new_tokens != 1:  # The next prompt makes up for what single tokens take.
+            self.coordinator.evict_for_prefixes(num_new_tokens + num_external_computed_tokens, cache_request)
         start_tokens = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         while True:
             blocks = super().allocate_slots(
@@ -67,14 +68,14 @@ class KVCacheManagerForGR(KVCacheManager):
             )
             if blocks is not None:
                 break
-            if not self._make_room(request, lookup):
+            if not self._make_room(request, cache_request):
                 return None
-        if lookup is not None:
-            self.coordinator.start_user_request(request, lookup, num_new_computed_tokens, start_tokens)
+        if cache_request is not None:
+            self.coordinator.start_user_request(request, cache_request, num_new_computed_tokens, start_tokens)
         elif not request.num_computed_tokens and self.prefix_cache_lookup_enabled(request):
             self.coordinator.start_ordinary_request(request, start_tokens)
         if self.coordinator.min_free_blocks:
-            self.users.keep_free(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
+            self.users.evict_ahead(self.coordinator.min_free_blocks - self.block_pool.get_num_free_blocks())
         return blocks
 
     def free(self, request: Request) -> None:
@@ -86,25 +87,25 @@ class KVCacheManagerForGR(KVCacheManager):
         return super().pop_blocks_for_free(request)
 
     def estimate_cached_tokens(self, request: Request) -> int:
-        # vLLM reports what a request added to the prefix cache; for a user that is his history.
-        lookup = cache_request_of(request)
-        if lookup is None:
+        # vLLM reports what a request added to the prefix cache; for a user that is its history.
+        cache_request = cache_request_of(request)
+        if cache_request is None:
             return super().estimate_cached_tokens(request)
-        return len(lookup.history) if lookup.request.write else 0
+        return len(cache_request.history) if cache_request.request.write else 0
 
     def arrived(self, request: Request) -> None:
         """A request waits to be scheduled."""
-        lookup = cache_request_of(request)
-        if lookup is not None:
-            self.users.arrive(request.request_id, lookup)
+        cache_request = cache_request_of(request)
+        if cache_request is not None:
+            self.users.arrive(request.request_id, cache_request)
 
     def must_wait(self, request: Request) -> bool:
         """Whether a request that has no blocks yet should wait for another one of its user (single flight)."""
-        lookup = cache_request_of(request)
-        if lookup is None or request.num_computed_tokens or not self.prefix_cache_lookup_enabled(request):
+        cache_request = cache_request_of(request)
+        if cache_request is None or request.num_computed_tokens or not self.prefix_cache_lookup_enabled(request):
             return False
-        return self.users.must_wait(request.request_id, lookup)
+        return self.users.must_wait(request.request_id, cache_request)
 
-    def _make_room(self, request: Request, lookup: CacheRequest | None) -> bool:
+    def _make_room(self, request: Request, cache_request: CacheRequest | None) -> bool:
         lacking = self.coordinator.blocks_asked_for - self.block_pool.get_num_free_blocks()
-        return self.users.make_room(max(lacking, 1), request.request_id, lookup)
+        return self.users.make_room(max(lacking, 1), request.request_id, cache_request)

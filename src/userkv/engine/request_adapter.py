@@ -1,4 +1,4 @@
-"""From vLLM's request to the user look-up, made once per request.
+"""From vLLM's request to the :class:`CacheRequest`, made once per request.
 
 The work that grows with the history (copying its tokens into an array) is done where vLLM would hash the prompt's
 blocks: in the engine's input thread, before the scheduler sees the request.
@@ -10,13 +10,13 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from userkv.cache.user_cache import CacheRequest
+from userkv.cache.cache_request import CacheRequest
 from userkv.core.errors import InvalidUserRequestError
 from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params
 from userkv.core.tokens import as_tokens
 
 BlockHasher = Callable[[Request], list[BlockHash]]
-_ATTRIBUTE = "_userkv_lookup"
+_ATTRIBUTE = "_userkv_cache_request"
 
 
 def parse_user_request(
@@ -55,7 +55,7 @@ def user_params(sampling_params: Any, pooling_params: Any) -> Mapping[str, Any] 
 
 
 def cache_request_of(request: Request) -> CacheRequest | None:
-    """The request's user look-up, or ``None`` if it is an ordinary request.
+    """The request as the user cache sees it, or ``None`` for an ordinary request.
 
     Raises:
         InvalidUserRequestError: only on the first call, for a request that no front end has validated.
@@ -63,9 +63,9 @@ def cache_request_of(request: Request) -> CacheRequest | None:
     """
     attributes = request.__dict__
     if _ATTRIBUTE not in attributes:
-        attributes[_ATTRIBUTE] = _make_lookup(request)
-    lookup: CacheRequest | None = attributes[_ATTRIBUTE]
-    return lookup
+        attributes[_ATTRIBUTE] = _make_cache_request(request)
+    cache_request: CacheRequest | None = attributes[_ATTRIBUTE]
+    return cache_request
 
 
 def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
@@ -83,7 +83,7 @@ def skip_hashing_user_requests(hasher: BlockHasher) -> BlockHasher:
     return hash_blocks
 
 
-def _make_lookup(request: Request) -> CacheRequest | None:
+def _make_cache_request(request: Request) -> CacheRequest | None:
     params = user_params(request.sampling_params, request.pooling_params)
     if params is None:
         return None
@@ -96,7 +96,7 @@ def _make_lookup(request: Request) -> CacheRequest | None:
     )
     if user is None or request.prompt_token_ids is None:
         return None
-    # Connectors see only what is theirs; without a connector vLLM warns about parameters that nobody would read.
+    # Connectors see only their own parameters; without a connector vLLM warns about parameters that no part reads.
     request.kv_transfer_params = foreign_params(params)
     lora = request.lora_request
     name, path, number = (lora.lora_name, lora.lora_path, lora.lora_int_id) if lora is not None else ("", "", 0)

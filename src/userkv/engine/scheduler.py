@@ -35,8 +35,8 @@ class GRSchedulerMixin(_Base):
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         kv_params, ec_params = super()._free_request(request, delay_free_blocks)
-        lookup = cache_request_of(request)
-        return kv_params if lookup is None else request_tiers.attach(kv_params, lookup.tiers), ec_params
+        cache_request = cache_request_of(request)
+        return kv_params if cache_request is None else request_tiers.attach(kv_params, cache_request.tiers), ec_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The policy that knows the future."""
+"""Belady's policy, which knows all requests to come: the bound for every other policy."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -11,12 +11,12 @@ NEVER = 1 << 62
 class BeladyPolicy(EvictionPolicy[K]):
     """Evicts the user whose next request is farthest away (Belady, IBM Systems Journal 5(2), 1966).
 
-    All blocks of a user are next asked for by the same request and blocks are of one size, so with victims that lose no
-    more than is needed this is the most that any policy can hit when requests run one at a time. Over whole users it
-    is not quite: their sizes differ. Finding a victim is O(users).
+    The next request for any block of a user is the same, and blocks are of one size. So with victims that lose no more
+    than is needed, no policy can hit more when requests run one at a time. With whole users as victims it can, since
+    their sizes differ. Finding a victim is O(users).
 
     Args:
-        users: who will send a request, in order; each call of :meth:`note_request` is the next of them.
+        users: the users of all requests to come, in order; each call of :meth:`count_request` is the next of them.
 
     """
 
@@ -26,7 +26,7 @@ class BeladyPolicy(EvictionPolicy[K]):
             self._next[user].append(place)
         self._idle: dict[K, int] = {}
 
-    def note_request(self, user: K, size: int) -> None:
+    def count_request(self, user: K, size: int) -> None:
         self._next[user].popleft()
 
     def add(self, user: K) -> None:

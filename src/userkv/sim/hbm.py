@@ -4,38 +4,32 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from userkv.cache.cache_request import CacheRequest
 from userkv.cache.policies.policy import EvictionPolicy
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.user_cache import UserCache
 from userkv.core.request import UserKey, UserRequest
 from userkv.sim.blocks import SimBlock, SimBlockPool
 from userkv.sim.trace import SimRequest, SimResult
-
-
-class WholeUserCache(UserCache):
-    """Lets a victim go whole, where the engine's cache takes no more of his tail than is needed."""
-
-    def _evict(self, at_most: int) -> int:
-        return super()._evict(self._num_blocks)
 
 
 class _Arrived(NamedTuple):
     """A request that waits."""
 
     name: str
-    lookup: CacheRequest
+    request: CacheRequest
     num_tokens: int
 
 
 class HbmSimulation:
-    """The engine's :class:`UserCache` under requests of which each is computed at once and ends some requests later.
+    """The engine's :class:`UserCache` under requests that are computed at once and end some requests later.
 
-    A request waits until its blocks are there; the oldest one that runs ends if they cannot be had otherwise.
+    A request waits until its blocks are there; the oldest running request ends if there are no others.
 
     Args:
         block_size: tokens per block.
         num_blocks: blocks for users and running requests.
-        policy: who is evicted first.
+        policy: order of eviction.
         concurrency: requests that hold blocks at a time.
         whole_users: evict whole users.
         waiting: requests that the scheduler knows before their turn, for :meth:`run`.
@@ -53,8 +47,9 @@ class HbmSimulation:
     ) -> None:
         self._block_size = block_size
         self._pool = SimBlockPool(num_blocks)
-        kind = WholeUserCache if whole_users else UserCache
-        self.cache = kind(block_size, num_blocks, self._pool, CacheSettings(max_users=0), policy)
+        self.cache = UserCache(
+            block_size, num_blocks, self._pool, CacheSettings(max_users=0), policy, whole_users=whole_users
+        )
         self._concurrency = concurrency
         self._waiting = waiting
         self._running: deque[tuple[str, int, list[SimBlock]]] = deque()
@@ -86,29 +81,29 @@ class HbmSimulation:
             CacheRequest(UserKey(request.user), contract, request.history),
             len(request.history) + request.new_tokens,
         )
-        self.cache.arrive(arrived.name, arrived.lookup)
+        self.cache.arrive(arrived.name, arrived.request)
         return arrived
 
     def _start(self, arrived: "_Arrived") -> int:
         while len(self._running) >= self._concurrency:
             self._end_oldest()
-        name, lookup, num_tokens = arrived
+        name, request, num_tokens = arrived
         while True:
-            hit = self.cache.find(name, lookup, num_tokens)
+            hit = self.cache.find_hit(name, request, num_tokens)
             shared = list(hit.blocks[: hit.num_tokens // self._block_size])
             missing = -(-num_tokens // self._block_size) - len(shared) - self._pool.num_free
             if missing <= 0:
                 break
-            if not self.cache.make_room(missing, name, lookup):
+            if not self.cache.make_room(missing, name, request):
                 if not self._running:
                     self.cache.finish(name, 0, ())
                     return 0  # It is larger than the cache: no engine would take it.
                 self._end_oldest()
         self._pool.touch(shared)
         blocks = shared + self._pool.allocate(-(-num_tokens // self._block_size) - len(shared))
-        self.cache.start(name, lookup, hit.num_tokens, hit.num_tokens)
-        if name in self.cache.unpublished():
-            self.cache.publish(name, num_tokens, blocks)
+        self.cache.start(name, request, hit.num_tokens, hit.num_tokens)
+        if name in self.cache.requests_to_keep():
+            self.cache.keep_history(name, num_tokens, blocks)
         self._running.append((name, num_tokens, blocks))
         return hit.num_tokens
 

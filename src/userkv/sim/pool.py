@@ -10,18 +10,18 @@ from userkv.sim.trace import SimRequest, SimResult, run_through
 
 
 class PoolSimulation:
-    """A pool of whole users, which is asked for what HBM does not have and given what had to be computed.
+    """A pool of whole users. It is asked for what HBM does not have, and gets what had to be computed.
 
-    Only requests that HBM cannot serve whole are uses of the pool, as in the engine. Therefore the users whom HBM keeps
-    are the first to leave the pool, and the two tiers hold different users without having to talk about it. The policy
-    is told what the local backend knows: how much those have whom it does not hold, it can only guess.
+    Only requests that HBM cannot serve whole are uses of the pool, as in the engine. Therefore users that HBM keeps are
+    the first to leave the pool, and the two tiers hold different users without any coordination. The policy gets what
+    the local backend knows: the size of a user that the pool does not hold is a guess.
 
     Args:
         block_size: tokens per block.
         num_blocks: blocks that the pool holds.
         hbm: the cache above.
-        policy: who leaves the pool first.
-        sees_all: tell it of requests that HBM serves, too; for one that knows the future by their numbers.
+        policy: order of eviction.
+        sees_all: count requests that HBM serves, too; for Belady's policy, which identifies requests by number.
 
     """
 
@@ -51,7 +51,7 @@ class PoolSimulation:
         in_hbm = self._hbm.request(request)
         if in_hbm < needed or self._sees_all:
             average = sum(self._blocks.values()) // max(1, len(self._blocks))
-            self._policy.note_request(user, self._blocks.get(user, average))
+            self._policy.count_request(user, self._blocks.get(user, average))
             self._policy.discard(user)
         if in_hbm >= needed:
             if user in self._blocks and user not in self._policy:

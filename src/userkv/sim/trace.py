@@ -1,4 +1,4 @@
-"""What simulations are fed with."""
+"""Requests of a simulation, and its result."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class SimRequest:
     """A request.
 
     Attributes:
-        user: who; equal names are the same user.
-        history: his history's tokens, int32, read-only.
-        new_tokens: tokens behind it that nobody sends again: candidates.
+        user: name of the user.
+        history: tokens of the history, int32, read-only.
+        new_tokens: tokens behind it that are not sent again: candidates.
 
     """
 
@@ -24,7 +24,7 @@ class SimRequest:
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """What came out, in tokens of all requests together.
+    """Totals over all requests, in tokens.
 
     Attributes:
         prompt_tokens: histories and candidates.
@@ -42,7 +42,7 @@ class SimResult:
 
 
 def run_through(requests: Iterable[SimRequest], serve: Callable[[SimRequest], int]) -> SimResult:
-    """Take all requests, one after the other; ``serve`` tells how many tokens of one were not computed."""
+    """Take all requests, one after the other; ``serve`` returns how many tokens of one were not computed."""
     prompt = hits = 0
     for request in requests:
         prompt += len(request.history) + request.new_tokens

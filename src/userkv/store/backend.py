@@ -66,7 +66,7 @@ class PoolBackend(ABC):
     - ``user`` names the eviction group that an object belongs to; objects of one user are evicted together. It is any
       text and part of no key: two users' keys never meet because keys contain the user (``records/keys.py``).
     - Who goes first is the backend's to say. It may go by uses (reading or locating a user's objects, or writing one)
-      or by requests (:meth:`note_request`), but does not evict a user between two uses that follow at once, if it can
+      or by requests (:meth:`count_request`), but does not evict a user between two uses that follow at once, if it can
       evict others.
     """
 
@@ -83,7 +83,7 @@ class PoolBackend(ABC):
 
         """
 
-    def note_request(self, user: str) -> None:  # noqa: B027 - most pools evict by an order of their own
+    def count_request(self, user: str) -> None:  # noqa: B027 - most pools evict by an order of their own
         """A request asks for ``user``, whether the pool has anything of him or not. Once per request.
 
         Cheap, and nothing that can fail: it is for the order of eviction alone.

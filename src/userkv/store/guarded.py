@@ -38,8 +38,8 @@ class GuardedBackend(PoolBackend):
     def register(self, regions: Sequence[Region]) -> None:
         self._guard(lambda: self._backend.register(regions))
 
-    def note_request(self, user: str) -> None:
-        self._backend.note_request(user)
+    def count_request(self, user: str) -> None:
+        self._backend.count_request(user)
 
     def put(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         return self._guard(lambda: self._backend.put(user, key, parts))

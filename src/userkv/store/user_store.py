@@ -118,9 +118,9 @@ class MooncakeUserStore:
             return None
         return record
 
-    def note_request(self, uid: str, namespace: str) -> None:
-        """A request asks for a user; see :meth:`PoolBackend.note_request`."""
-        self._backend.note_request(group_of(uid, namespace))
+    def count_request(self, uid: str, namespace: str) -> None:
+        """A request asks for a user; see :meth:`PoolBackend.count_request`."""
+        self._backend.count_request(group_of(uid, namespace))
 
     def keys_of(self, uid: str, namespace: str, extent: Extent) -> list[str]:
         """The keys of this worker's objects of an extent: one, or one per layer."""

@@ -59,12 +59,12 @@ def test_the_half_life_follows_the_traffic() -> None:
     """First, users come three times in a row and never again; then a few come for ever among many that come once."""
     policy: AdaptiveUserPolicy[StableName] = AdaptiveUserPolicy(40)
     for visit in range(3000):
-        policy.note_request(StableName(f"visitor{(visit + visit % 3 * 5) // 3}"), 1)
+        policy.count_request(StableName(f"visitor{(visit + visit % 3 * 5) // 3}"), 1)
     recent = policy.half_life
     random = Random(0)
     for visit in range(6000):
         regular = f"regular{random.randrange(30)}" if visit % 3 == 0 else f"stranger{visit}"
-        policy.note_request(StableName(regular), 1)
+        policy.count_request(StableName(regular), 1)
     assert recent < max(HALF_LIVES)
     assert policy.half_life > recent
 
@@ -80,14 +80,14 @@ def test_a_victim_stays_the_victim_until_he_is_discarded(crowd: int, steps: list
     """Requests of others, or better victims that come, do not change the answer: he would keep a useless tail."""
     policy: AdaptiveUserPolicy[int] = AdaptiveUserPolicy(crowd)
     for user in range(crowd):
-        policy.note_request(user, 1)
+        policy.count_request(user, 1)
         policy.add(user)
     victim = policy.victim()
     for action, user in steps:
         if action == "add" and user not in policy:
             policy.add(user)
         elif action == "request":
-            policy.note_request(user, 1)
+            policy.count_request(user, 1)
         elif action == "discard":
             policy.discard(user)
         if victim not in policy:
@@ -106,7 +106,7 @@ def hits_of(policy: EvictionPolicy[StableName], capacity: int, trace: list[Stabl
     """Users of one block each, one at a time."""
     hits = 0
     for user in trace:
-        policy.note_request(user, 1)
+        policy.count_request(user, 1)
         if user in policy:
             hits += 1
             policy.discard(user)
@@ -137,7 +137,7 @@ def test_more_users_are_watched_again_when_they_become_few() -> None:
     hits_of(policy, 8 * MOST_SHADOW_USERS, users_by_zipf(20_000, 20_000, seed=2))
     assert policy._rate >= 8
     for user in users_by_zipf(20_000, 500, seed=3):
-        policy.note_request(user, 64)
+        policy.count_request(user, 64)
     assert policy._rate == 1
     assert {len(shadow) for shadow in policy._shadows} == {8 * MOST_SHADOW_USERS // 64}
 
@@ -181,7 +181,7 @@ def test_nothing_grows_with_the_users_that_were_ever_seen(size: int) -> None:
     policy: AdaptiveUserPolicy[StableName] = AdaptiveUserPolicy(10_000)
     slots = [len(policy._worth.by(which)) for which in range(len(HALF_LIVES))]
     for user in range(30_000):
-        policy.note_request(StableName(f"u{user}"), size)
+        policy.count_request(StableName(f"u{user}"), size)
     assert [len(policy._worth.by(which)) for which in range(len(HALF_LIVES))] == slots
     assert all(len(shadow) <= 2 * MOST_SHADOW_USERS for shadow in policy._shadows)
     assert len(policy) == 0

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.support.fake_block_pool import FakeBlock, FakeBlockPool
-from userkv.cache.block_table import UserBlockTable, UserEntry, longest_hit
+from userkv.cache.block_table import UserBlockTable, UserEntry
+from userkv.cache.hit import count_held
 from userkv.cache.policies.lru import UserKVLRUManager
 from userkv.core.errors import IntegrityError
 from userkv.core.tokens import as_tokens
@@ -102,7 +103,7 @@ class TableAgainstModel(RuleBasedStateMachine):
         expected = next(
             (i for i, (x, y) in enumerate(zip(held, tokens, strict=False)) if x != y), min(len(held), len(tokens))
         )
-        assert longest_hit(self.table.get(user), as_tokens(tokens)) == expected
+        assert count_held(self.table.get(user), as_tokens(tokens)) == expected
 
     @invariant()
     def equals_the_model(self) -> None:

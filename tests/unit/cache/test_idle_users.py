@@ -21,7 +21,7 @@ steps = st.lists(
 def test_equals_a_set_and_finds_its_least_worthy_member(order: list[int], steps: list[tuple[str, int]]) -> None:
     worth = RequestWorth((1.0,), 128)
     for time, user in enumerate(order):
-        worth.note(user, float(time))
+        worth.count(user, float(time))
     rank = {user: place for place, user in enumerate(order)}
     users: IdleUsers[int] = IdleUsers(worth)
     model: set[int] = set()
@@ -61,7 +61,7 @@ def test_of_many_one_among_the_least_worthy_is_found() -> None:
     worth = RequestWorth((1.0,), 1024)
     users: IdleUsers[int] = IdleUsers(worth, seed=1)
     for user in range(1000):
-        worth.note(user, user / 10)
+        worth.count(user, user / 10)
     for user in Random(0).sample(range(1000), 1000):
         users.add(user)
     found = [users.least(0) for _ in range(300)]
@@ -76,7 +76,7 @@ def test_equal_seeds_find_equal_users() -> None:
         worth = RequestWorth((1.0,), 1024)
         users: IdleUsers[int] = IdleUsers(worth, seed)
         for user in range(500):
-            worth.note(user, float(user))
+            worth.count(user, float(user))
             users.add(user)
         return [users.least(0) for _ in range(20)]
 

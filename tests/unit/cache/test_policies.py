@@ -39,7 +39,7 @@ def test_victims_are_exactly_the_users_that_may_go(name: str, steps: list[tuple[
             policy.discard(user)
             held.discard(user)
         elif action == "request":
-            policy.note_request(user, 1 + user)
+            policy.count_request(user, 1 + user)
         elif action == "evict":
             victim = policy.victim()
             assert "grace" in name or policy.victim() == victim  # There, time goes on with every look.
@@ -70,7 +70,7 @@ def test_lru_evicts_in_the_order_of_last_use(steps: list[tuple[str, int]]) -> No
         if action == "evict":
             assert policy.victim() == (order[0] if order else None)
         elif action == "request":
-            policy.note_request(user, 1)  # Only the end of a request counts.
+            policy.count_request(user, 1)  # Only the end of a request counts.
         else:
             policy.discard(user)
             order = [other for other in order if other != user]
@@ -83,7 +83,7 @@ def test_who_was_just_used_goes_last_and_then_in_the_order_of_use() -> None:
     now = [0.0]
     policy: GracePeriod[int] = GracePeriod(make_policy("frequency", 10), 2.0, lambda: now[0])
     for user in (1, 1, 2, 2, 3):
-        policy.note_request(user, 1)
+        policy.count_request(user, 1)
     for user in (1, 2):
         policy.add(user)
     now[0] = 1.9

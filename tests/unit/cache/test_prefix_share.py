@@ -19,12 +19,12 @@ BLOCKS = 64
 def ordinary(share: PrefixShare, prompt: str, cached: int = 0) -> None:
     """A request whose blocks have one letter each."""
     hashes = [prompt[: end + 1] for end in range(len(prompt))]
-    share.ordinary_request_starts(hashes[cached:])
-    share.ordinary_request_ends(hashes)
+    share.count_ordinary_start(hashes[cached:])
+    share.count_ordinary_end(hashes)
 
 
 def user(share: PrefixShare, name: str, blocks: int, held: int = 0, loaded: int = 0) -> None:
-    share.user_request(UserKey(name), blocks, held, loaded)
+    share.count_user_request(UserKey(name), blocks, held, loaded)
 
 
 def test_a_prefix_that_is_computed_again_moves_the_share_and_one_that_never_comes_again_does_not() -> None:
@@ -73,7 +73,7 @@ def test_it_stays_between_nothing_and_everything_and_remembers_no_more_than_fits
         elif kind == "user":
             user(share, name, number, number // 3, number // 4)
         elif kind == "fit":
-            share.fit(number)
+            share.set_room(number)
             assert share.blocks <= number
         else:
             share.forget()
@@ -87,12 +87,12 @@ def test_what_running_requests_hold_can_be_given_to_nobody() -> None:
     """Prompts that come in turns, more than there is room for: nothing would keep them, so they take nothing."""
     share = PrefixShare(BLOCKS)
     for _ in range(4):
-        share.fit(8)
+        share.set_room(8)
         for prompt in "abc":
             ordinary(share, prompt * 8)
     assert share.blocks == 0
     for _ in range(4):
-        share.fit(24)
+        share.set_room(24)
         for prompt in "abc":
             ordinary(share, prompt * 8)
     assert 0 < share.blocks <= 24
@@ -243,13 +243,13 @@ def test_a_number_of_free_blocks_that_is_set_is_not_learned(patched_vllm: pytest
 def watched(patch: pytest.MonkeyPatch) -> list[int]:
     """How many blocks each ordinary request that starts does not find, of those that it might have."""
     told: list[int] = []
-    original = PrefixShare.ordinary_request_starts
+    original = PrefixShare.count_ordinary_start
 
     def starts(share: PrefixShare, block_hashes: Any) -> None:
         told.append(len(block_hashes))
         original(share, block_hashes)
 
-    patch.setattr(PrefixShare, "ordinary_request_starts", starts)
+    patch.setattr(PrefixShare, "count_ordinary_start", starts)
     return told
 
 

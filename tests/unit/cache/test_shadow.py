@@ -56,8 +56,8 @@ def test_hits_are_those_of_a_plain_cache(
         if user not in watched:
             continue
         # At whole times no two users are worth the same, so there is one right victim.
-        worth.note(user, float(time))
-        assert shadow.request(user, size) == model.request(user, size)
+        worth.count(user, float(time))
+        assert shadow.count_request(user, size) == model.request(user, size)
         assert shadow._sizes == model.sizes
         assert len(shadow) == len(model.sizes)
         assert shadow._used == sum(model.sizes.values()) <= model.capacity
@@ -66,8 +66,8 @@ def test_hits_are_those_of_a_plain_cache(
 def test_what_is_larger_than_the_cache_is_held_in_part() -> None:
     worth = RequestWorth((1.0,), 16)
     shadow: Shadow[int] = Shadow(4, worth, 0)
-    worth.note(1, 0.0)
-    assert [shadow.request(1, 10), shadow.request(1, 10), shadow.request(1, 3)] == [0, 4, 3]
+    worth.count(1, 0.0)
+    assert [shadow.count_request(1, 10), shadow.count_request(1, 10), shadow.count_request(1, 3)] == [0, 4, 3]
 
 
 def test_users_without_a_history_take_no_place() -> None:
@@ -75,12 +75,12 @@ def test_users_without_a_history_take_no_place() -> None:
     worth = RequestWorth((1.0,), 16)
     shadow: Shadow[int] = Shadow(4, worth, 0)
     for user in range(8):
-        assert shadow.request(user, 0) == shadow.request(user, 0) == 0
+        assert shadow.count_request(user, 0) == shadow.count_request(user, 0) == 0
     assert len(shadow) == 0
     hits = []
     for time, user in enumerate([0, 1, 0, 1, 2]):
-        worth.note(user, float(time))
-        hits.append(shadow.request(user, 3))
+        worth.count(user, float(time))
+        hits.append(shadow.count_request(user, 3))
     assert hits == [0, 0, 1, 1, 0]
-    assert shadow.request(0, 0) == 0
+    assert shadow.count_request(0, 0) == 0
     assert len(shadow) == 2

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.support.fake_block_pool import FakeBlockPool
+from userkv.cache.cache_request import CacheRequest
 from userkv.cache.settings import CacheSettings
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.user_cache import UserCache
 from userkv.core.errors import IntegrityError
 from userkv.core.request import UserKey, UserRequest
 from userkv.core.tokens import as_tokens
@@ -32,7 +33,7 @@ class Bench:
 
     def run(self, name: str, lookup: CacheRequest, computed: int | None = None, loaded: int = 0) -> int:
         """From look-up to end; returns the hit. ``computed``: tokens computed when it ends (default: all, and more)."""
-        hit = self.cache.find(name, lookup, len(lookup.history) + 1)
+        hit = self.cache.find_hit(name, lookup, len(lookup.history) + 1)
         shared = list(hit.blocks[: hit.num_tokens // BLOCK])
         self.pool.touch(shared)
         blocks = shared + self.pool.take(-(-(len(lookup.history) + 1) // BLOCK) - len(shared))
@@ -52,7 +53,7 @@ def test_counts_follow_the_requests_that_start() -> None:
     bench.run("1", bench.lookup([1, 2, 3, 4, 5]))
     bench.run("2", bench.lookup([1, 2, 3, 4, 5, 6]))
     bench.run("3", bench.lookup([]))
-    bench.cache.find("never starts", bench.lookup([1, 2]), 3)
+    bench.cache.find_hit("never starts", bench.lookup([1, 2]), 3)
     bench.cache.finish("never starts", 0, [])
     counts = bench.cache.stats.take()
     assert counts["user_hits"] == 1
@@ -147,7 +148,7 @@ def test_the_user_who_asks_is_spared_while_others_can_go() -> None:
     bench.run("1", bench.lookup([1, 2, 3], "a"))
     bench.run("2", bench.lookup([1, 2, 3], "b"))
     again = bench.lookup([1, 2, 3, 4], "a")
-    bench.cache.find("3", again, 5)
+    bench.cache.find_hit("3", again, 5)
     assert bench.cache.make_room(1, "3", again)
     assert bench.held("a") == [1, 2, 3]
     assert bench.held("b") == []
@@ -159,7 +160,7 @@ def test_reset_forgets_users_and_what_runs_is_not_kept() -> None:
     bench = Bench()
     bench.run("1", bench.lookup([1, 2, 3], "a"))
     running = bench.lookup([5, 6, 7], "b")
-    bench.cache.find("2", running, 4)
+    bench.cache.find_hit("2", running, 4)
     bench.cache.start("2", running, 0, 0)
     bench.cache.reset()
     bench.cache.check_integrity()
@@ -177,7 +178,7 @@ class TestSingleFlight:
 
     def leader(self, bench: Bench) -> CacheRequest:
         lookup = bench.lookup([*self.HISTORY])
-        bench.cache.find("leader", lookup, 11)
+        bench.cache.find_hit("leader", lookup, 11)
         bench.cache.start("leader", lookup, 0, 0)
         return lookup
 
@@ -186,11 +187,11 @@ class TestSingleFlight:
         lookup = self.leader(bench)
         assert bench.cache.must_wait("waiter", lookup)
         blocks = bench.pool.take(3)
-        bench.cache.publish("leader", 9, blocks)
+        bench.cache.keep_history("leader", 9, blocks)
         assert bench.cache.must_wait("waiter", lookup)
-        bench.cache.publish("leader", 10, blocks)
+        bench.cache.keep_history("leader", 10, blocks)
         assert not bench.cache.must_wait("waiter", lookup)
-        assert bench.cache.find("waiter", lookup, 11).num_tokens == 10
+        assert bench.cache.find_hit("waiter", lookup, 11).num_tokens == 10
         assert bench.cache.stats.single_flight_waits == 1
 
     def test_nobody_waits_for_a_leader_that_is_gone(self) -> None:
@@ -199,7 +200,7 @@ class TestSingleFlight:
         assert bench.cache.must_wait("waiter", lookup)
         bench.cache.finish("leader", 4, bench.pool.take(1))
         assert not bench.cache.must_wait("waiter", lookup)
-        assert bench.cache.find("waiter", lookup, 11).num_tokens == 4
+        assert bench.cache.find_hit("waiter", lookup, 11).num_tokens == 4
 
     def test_gives_up_after_the_limit_and_does_not_wait_again(self) -> None:
         bench = Bench(single_flight_seconds=2.0)

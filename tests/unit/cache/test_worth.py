@@ -20,7 +20,7 @@ def test_the_order_is_that_of_the_decayed_sums(requests: list[tuple[int, float]]
     now = 0.0
     for user, later in requests:
         now += later
-        worth.note(user, now)
+        worth.count(user, now)
         times[user % SLOTS].append(now)
     for which, half_life in enumerate(HALF_LIVES):
         sums = {slot: sum(2 ** ((time - now) / half_life) for time in noted) for slot, noted in times.items()}
@@ -34,7 +34,7 @@ def test_the_order_is_that_of_the_decayed_sums(requests: list[tuple[int, float]]
 def test_a_short_half_life_orders_by_the_last_request_and_a_long_one_by_their_number() -> None:
     worth = RequestWorth((0.25, 100.0), SLOTS)
     for time, user in enumerate([1, 1, 1, 2]):
-        worth.note(user, float(time))
+        worth.count(user, float(time))
     recent, frequent = worth.by(0), worth.by(1)
     assert recent[2] > recent[1] > recent[3]
     assert frequent[1] > frequent[2] > frequent[3]
@@ -42,17 +42,17 @@ def test_a_short_half_life_orders_by_the_last_request_and_a_long_one_by_their_nu
 
 def test_worths_stay_comparable_after_a_million_turnovers() -> None:
     worth = RequestWorth((0.5,), SLOTS)
-    worth.note(1, 1e6)
-    worth.note(2, 1e6 + 0.5)
+    worth.count(1, 1e6)
+    worth.count(2, 1e6 + 0.5)
     assert worth.by(0)[2] == pytest.approx(worth.by(0)[1] + 1)
 
 
 def test_the_order_outlives_the_zero_of_worths() -> None:
     """Users 1 and 2 come for a hundred thousand turnovers, 2 more often; 3 came once, and that is forgotten."""
     worth = RequestWorth(HALF_LIVES, SLOTS)
-    worth.note(3, 0.0)
+    worth.count(3, 0.0)
     for time in range(100_000):
-        worth.note(1 if time % 3 == 0 else 2, float(time))
+        worth.count(1 if time % 3 == 0 else 2, float(time))
     for which in range(len(HALF_LIVES)):
         worths = worth.by(which)
         assert max(worths) < 5000

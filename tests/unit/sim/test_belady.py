@@ -98,7 +98,7 @@ def test_a_whole_victim_leaves_nothing() -> None:
 def test_who_never_comes_again_goes_first() -> None:
     policy = BeladyPolicy("abcba")
     for user in "abc":
-        policy.note_request(user, 1)
+        policy.count_request(user, 1)
         policy.add(user)
     order = []
     while (victim := policy.victim()) is not None:

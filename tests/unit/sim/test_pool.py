@@ -85,9 +85,9 @@ def test_a_history_that_was_cut_is_another_one() -> None:
 
 def test_the_pool_hears_of_what_hbm_serves_only_if_it_must() -> None:
     class Noting(BeladyPolicy[UserKey]):
-        def note_request(self, user: UserKey, size: int) -> None:
+        def count_request(self, user: UserKey, size: int) -> None:
             noted.append(user.user_id)
-            super().note_request(user, size)
+            super().count_request(user, size)
 
     trace = [sim_request(user, [1] * 8) for user in "aab"]
     for sees_all, expected in ((False, ["a", "b"]), (True, ["a", "a", "b"])):

@@ -47,10 +47,10 @@ def within_budgets(backend: PoolBackend) -> bool:
 
 
 def test_requests_may_be_told_of_at_any_time_and_change_nothing(backend: PoolBackend) -> None:
-    backend.note_request("u")
+    backend.count_request("u")
     memory = put(backend, "u", "k", 5000)
     for user in ("u", "nobody"):
-        backend.note_request(user)
+        backend.count_request(user)
     assert backend.locate("u", ["k"]) != [None]
     assert read(backend, "u", "k", 5000) == memory.data
 

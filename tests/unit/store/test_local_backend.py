@@ -123,7 +123,7 @@ def test_who_is_asked_for_often_stays_where_the_policy_counts(dram: int, ssd: in
             found = []
             for number in range(400):
                 user = f"other {number}" if number % 6 else "regular"
-                backend.note_request(user)
+                backend.count_request(user)
                 found += [backend.locate(user, [user]) != [None]] if number % 6 == 0 else []
                 if backend.locate(user, [user]) == [None]:
                     put(backend, user, user, 90_000)
@@ -141,7 +141,7 @@ def test_a_restart_keeps_the_order_of_use_where_the_policy_counts(tmp_path: Path
             put(backend, user, user, 400_000)
         settle(backend)
         for user in "ccdbacb":
-            backend.note_request(user)
+            backend.count_request(user)
             backend.locate(user, [user])
     with open_local(2 * MIB, tmp_path, ssd_bytes=900_000, policy=ADAPTIVE) as backend:
         assert [user for user in "abcd" if backend.locate(user, [user]) != [None]] == ["b", "c"]
@@ -152,7 +152,7 @@ def test_a_new_user_stays_until_what_is_found_of_him_is_read(with_files: bool, t
     """All others have come more often; but between one of his objects and the next, others go."""
     with open_local(*((0, tmp_path, 420_000) if with_files else (400_000,)), policy=ADAPTIVE) as backend:
         for user in "abcd" * 3:
-            backend.note_request(user)
+            backend.count_request(user)
         for user in "abcd":
             put(backend, user, user, 90_000)
         for number in "123":

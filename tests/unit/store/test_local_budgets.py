@@ -68,7 +68,7 @@ class Pool(RuleBasedStateMachine):
 
     @rule(user=USERS)
     def request(self, user: str) -> None:
-        self.backend.note_request(user)
+        self.backend.count_request(user)
 
     @rule(user=USERS)
     def get_record(self, user: str) -> None:

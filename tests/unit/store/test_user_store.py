@@ -20,12 +20,12 @@ def test_the_documented_keys() -> None:
 def test_the_pool_is_told_of_requests_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = UserBench()
     noted: list[str] = []
-    monkeypatch.setattr(bench.memory, "note_request", noted.append)
+    monkeypatch.setattr(bench.memory, "count_request", noted.append)
     assert bench.engine.save("u", [1, 2, 3])
     assert bench.engine.load("u") == [1, 2, 3]
     bench.store.delete("u", NAMESPACE)
     assert noted == []
-    bench.store.note_request("u", NAMESPACE)
+    bench.store.count_request("u", NAMESPACE)
     assert noted == [group_name("u")]
 
 

@@ -1,7 +1,7 @@
-"""Eviction policies, one per file, and their names.
+"""Eviction policies: which user loses its blocks next. One policy per file; the contract is in ``policy.py``.
 
-``adaptive`` is the default because it was within 2 % of the best of the others on every workload measured
-(docs/benchmarks.md, "Eviction policies"), which none of them was.
+``adaptive`` is the default. It alone was within 2 % of the best policy on every workload measured (docs/benchmarks.md,
+"Eviction policies").
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ POLICIES: dict[str, Callable[[float, float], EvictionPolicy[Any]]] = {
     FREQUENCY: lambda capacity, max_users: AdaptiveUserPolicy(capacity, max_users, half_lives=(32.0,)),
     LRU: lambda capacity, max_users: UserKVLRUManager(),
 }
-"""Makes an empty policy of a name, for a cache of a capacity that holds so many users at most."""
+"""Constructors of empty policies by name. Arguments: the cache's capacity, and the users that it holds at most."""
 
 
 def make_policy(name: str, capacity: float, max_users: int = 0) -> EvictionPolicy[Any]:
@@ -28,7 +28,7 @@ def make_policy(name: str, capacity: float, max_users: int = 0) -> EvictionPolic
 
     Args:
         name: one of :data:`POLICIES`.
-        capacity: of the cache, in the unit of the sizes that the policy will be told.
+        capacity: of the cache, in the unit of the sizes that the policy will get.
         max_users: how many users it holds at most; 0 = no limit.
 
     """

@@ -1,4 +1,4 @@
-"""The default order of eviction: recent and frequent users stay, in the mixture that would have hit most of late."""
+"""The default policy: recent and frequent users stay, in the mixture that would have hit most lately."""
 
 from math import inf
 
@@ -14,23 +14,23 @@ MEMORY = 16.0
 """Turnovers after which a hit counts half in the choice."""
 
 MOST_SHADOW_USERS = 256
-"""Beyond, the shadows watch half of the users, and so on: how well a cache does shows in a sample of its users
+"""With more, the shadows watch half of the users, and so on. A sample of users shows how well a cache does
 (Waldspurger et al., "Cache Modeling and Optimization using Miniature Simulations", USENIX ATC 2017)."""
 
 LEAST_SHADOW_USERS = 64
-"""Below, they watch twice as many again."""
+"""With fewer, they watch twice as many users again."""
 
 
 class AdaptiveUserPolicy(EvictionPolicy[K]):
-    """Evicts the user whose decayed number of requests is the least, with the half-life that suits the traffic.
+    """Evicts the user with the smallest decayed number of requests, by the half-life that suits the traffic.
 
-    Users who come in sessions and leave want LRU; users some of whom are always more active than others want counts
-    over long times; most traffic is a mixture that changes. So each half-life has a :class:`Shadow`, which is told of
-    every request, and the half-life whose shadow has hit most of late decides. An eviction compares a random sample of
-    the users (all of them if they are few), so orders need not be kept for each half-life.
+    Users that come in sessions and leave want LRU. Where some users are always more active than others, counts over
+    long times are better. Most traffic is a mixture that changes. So each half-life has a :class:`Shadow`, which
+    counts every request, and the half-life with the most hits in its shadow lately decides. An eviction compares a
+    random sample of the users (all of them if they are few), so no order per half-life has to be kept.
 
     Args:
-        capacity: what the cache holds, in the unit of the sizes that :meth:`note_request` is given.
+        capacity: what the cache holds, in the unit of the sizes that :meth:`count_request` gets.
         max_users: how many users it holds at most.
         half_lives: in turnovers; a single one makes a policy that does not adapt.
 
@@ -53,15 +53,15 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
         """The half-life that decides now, in turnovers."""
         return self._worth.half_lives[self._chosen]
 
-    def note_request(self, user: K, size: int) -> None:
+    def count_request(self, user: K, size: int) -> None:
         turnover = 1.0 / max(1, len(self._shadows[self._chosen]) * self._rate)
         self._time += turnover
-        self._worth.note(user, self._time)
+        self._worth.count(user, self._time)
         if not self._is_watched(user):
             return
         fade = 2.0 ** (-turnover * self._rate / MEMORY)
         for which, shadow in enumerate(self._shadows):
-            self._gains[which] = self._gains[which] * fade + shadow.request(user, size)
+            self._gains[which] = self._gains[which] * fade + shadow.count_request(user, size)
         best = max(self._gains)
         if self._gains[self._chosen] < best:
             self._chosen = self._gains.index(best)
@@ -95,7 +95,7 @@ class AdaptiveUserPolicy(EvictionPolicy[K]):
         self._victim = None
 
     def _is_watched(self, user: K) -> bool:
-        # Other bits than those that choose a slot among the worths.
+        # Other bits of the hash than those that choose a slot of RequestWorth.
         return (hash(user) >> 24) % self._rate == 0
 
     def __contains__(self, user: object) -> bool:

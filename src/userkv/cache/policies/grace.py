@@ -1,4 +1,4 @@
-"""Spares those who have just been used, whatever another policy thinks of them."""
+"""Spares users that have just been used, whatever another policy thinks of them."""
 
 import time
 from collections import OrderedDict
@@ -8,14 +8,14 @@ from userkv.cache.policies.policy import EvictionPolicy, K
 
 
 class GracePeriod(EvictionPolicy[K]):
-    """Another policy's order for all who were used longer ago; the others go after them, least recently used first.
+    """Another policy's order for users that were used longer ago; the others come after them, in LRU order.
 
-    For a cache whose users need to stay for a moment although nobody holds them: between the question what there is of
-    a user and reading it, or between one object of a user and the next. Every operation is O(1), amortised.
+    For a cache in which users need to stay for a moment although no operation holds them: between a look-up and the
+    read that follows, or between one object of a user and the next. Every operation is O(1), amortised.
 
     Args:
-        policy: the order; empty, and this one's from now on.
-        seconds: how long.
+        policy: the order; empty, and owned by this one from now on.
+        seconds: how long a user is spared.
         clock: seconds, monotonic.
 
     """
@@ -26,14 +26,14 @@ class GracePeriod(EvictionPolicy[K]):
         self._clock = clock
         self._recent: OrderedDict[K, float] = OrderedDict()
 
-    def note_request(self, user: K, size: int) -> None:
-        self._policy.note_request(user, size)
+    def count_request(self, user: K, size: int) -> None:
+        self._policy.count_request(user, size)
 
     def add(self, user: K) -> None:
         if user in self:
             raise ValueError(f"user {user!r} is evictable already")
         now = self._clock()
-        # By twos, so that the first eviction after a long time does not find a million of them.
+        # Two at a time, so that the first eviction after a long time does not have to pass on a million of them.
         self._pass_on(now, 2)
         self._recent[user] = now
 

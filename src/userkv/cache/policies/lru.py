@@ -1,4 +1,4 @@
-"""Least recently used: the default order of eviction."""
+"""Least recently used: the user without a request for the longest time is evicted first."""
 
 from collections import OrderedDict
 

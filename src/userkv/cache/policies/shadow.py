@@ -1,4 +1,4 @@
-"""A cache that holds nothing: it only tells how much another order of eviction would have hit."""
+"""A simulated cache that holds only sizes: it counts how much another order of eviction would have hit."""
 
 from collections.abc import Callable
 from math import inf
@@ -10,7 +10,7 @@ from userkv.cache.policies.worth import RequestWorth
 
 
 class Shadow(Generic[K]):
-    """The sizes of the users that a cache would hold, if the least worthy one always went first.
+    """The sizes of the users that a cache would hold, if the user worth least were always evicted first.
 
     Not thread-safe. A request costs O(1), and an eviction a sample of :class:`IdleUsers`.
 
@@ -33,10 +33,10 @@ class Shadow(Generic[K]):
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def request(self, user: K, size: float) -> float:
-        """A request of a user whose history takes ``size``: how much of it would have been held."""
+    def count_request(self, user: K, size: float) -> float:
+        """Count a request of a user with a history of ``size``; returns how much of it would have been held."""
         held = self._sizes.get(user, 0.0)
-        if not size:  # A request without a history: there is nothing to hold, and nobody is held without a size.
+        if not size:  # A request without a history: there is nothing to hold.
             if held:
                 self._drop(user)
             return 0.0
@@ -48,7 +48,7 @@ class Shadow(Generic[K]):
         return min(held, size)
 
     def halve(self, keep: Callable[[K], bool]) -> None:
-        """Go on with half of the room, and with those users alone whom ``keep`` names."""
+        """Go on with half of the capacity, and only with the users that ``keep`` accepts."""
         for user in [user for user in self._sizes if not keep(user)]:
             self._drop(user)
         self._capacity /= 2
@@ -56,7 +56,7 @@ class Shadow(Generic[K]):
         self._keep_to_capacity()
 
     def double(self) -> None:
-        """Go on with twice the room, for users who have not been told of."""
+        """Go on with twice the capacity, for users that were not counted so far."""
         self._capacity *= 2
         self._max_users *= 2
 

@@ -166,7 +166,7 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         """Hand the calls of vLLM's scheduler to ``scheduler``. It needs the workers' handshake, so it comes late."""
         assert self._manager is not None
         self._scheduler = scheduler
-        self._manager.users.listener = scheduler
+        self._manager.users.report_to(scheduler)
 
     def set_weights_version(self, version: str) -> None:
         """From now on KV is of the weights called ``version``; users in HBM are forgotten."""
@@ -176,10 +176,10 @@ class MooncakeUserStoreConnector(KVConnectorBase_V1, SupportsHMA):
         self._manager.reset_prefix_cache()
 
     def on_new_request(self, request: Request) -> None:
-        cached = cache_request_of(request)
-        if self._scheduler is not None and cached is not None:
+        cache_request = cache_request_of(request)
+        if self._scheduler is not None and cache_request is not None:
             adapter = request.lora_request.lora_int_id if request.lora_request is not None else 0
-            self._scheduler.add_request(request.request_id, cached, request.num_tokens, adapter)
+            self._scheduler.add_request(request.request_id, cache_request, request.num_tokens, adapter)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._scheduler is None or request.skip_reading_prefix_cache:

@@ -50,7 +50,7 @@ class LocalBackend(PoolBackend):
         ssd_bytes: budget below the directory.
         page_bytes: see ``arena.py``.
         policy: who leaves the last tier first (``core/policies``). Those that count requests know of them by
-            :meth:`note_request`.
+            :meth:`count_request`.
 
     Raises:
         InvalidSettingError: the directory is in use or cannot be used, or there is not so much memory.
@@ -91,9 +91,9 @@ class LocalBackend(PoolBackend):
     def parallel_gets(self) -> int:
         return PARALLEL_GETS
 
-    def note_request(self, user: str) -> None:
+    def count_request(self, user: str) -> None:
         with self._changed:
-            self._index.note_request(_digest(user))
+            self._index.count_request(_digest(user))
 
     def put(self, user: str, key: str, parts: Sequence[Region]) -> Tier:
         with self._operation(user) as held:

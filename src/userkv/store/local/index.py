@@ -101,12 +101,12 @@ class Index:
         """The user, if it has anything."""
         return self._users.get(name)
 
-    def note_request(self, name: bytes) -> None:
+    def count_request(self, name: bytes) -> None:
         """A request asks for a user. What somebody takes who is not here is not known: the average of those who are."""
         user = self._users.get(name)
         used = self.ssd_used if self.ssd_budget else self.arena.used
         size = 0 if user is None else user.ssd if self.ssd_budget else user.dram
-        self._last_order.note_request(name, size or used // max(1, len(self._users)))
+        self._last_order.count_request(name, size or used // max(1, len(self._users)))
 
     def dram_victim(self) -> User | None:
         """Who leaves memory next; ``None`` if nobody can."""

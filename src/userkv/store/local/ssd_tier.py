@@ -44,7 +44,7 @@ class SsdTier:
                 for name, nbytes in found.objects:
                     user.entries[name] = Entry(name, nbytes, on_ssd=True)
                     index.count_file(user, nbytes)
-                index.note_request(user.name)  # Once each, in the order of their uses, which so goes on to count.
+                index.count_request(user.name)  # Once each, in the order of their uses, which so goes on to count.
                 index.release(user)
         while index.ssd_used > index.ssd_budget and self.evict():
             pass

@@ -75,7 +75,7 @@ def test_the_local_pool_evicts_by_the_policy_of_hbm_where_all_of_it_is_in_one_wo
     settings = PoolSettings.from_extra_config({"local_dram_bytes": world_size * 4 * PAGE})
     with closing(open_backend(settings, world_size, 0)) as backend:
         for user in ["regular"] * 9 + list("abcdefgh"):
-            backend.note_request(user)
+            backend.count_request(user)
             backend.put_record(user, user, b"r" * PAGE)
         assert (backend.get_record("regular", "regular") is not None) == stays
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from userkv.cache.block_table import UserEntry
-from userkv.cache.user_cache import CacheRequest, UserCache
+from userkv.cache.cache_request import CacheRequest
+from userkv.cache.user_cache import UserCache
 from userkv.core.request import UserKey
 from userkv.engine.pool.metrics import PoolStats
 from userkv.engine.pool.scheduler.history_saver import HistorySaver
@@ -65,15 +66,16 @@ class ConnectorScheduler:
         self._requests: dict[str, PoolRequest] = {}
         self._finished: list[str] = []
 
-    def add_request(self, request_id: str, cached: CacheRequest, num_tokens: int, adapter_id: int = 0) -> None:
+    def add_request(self, request_id: str, cache_request: CacheRequest, num_tokens: int, adapter_id: int = 0) -> None:
         """A request has arrived: ask the pool early, unless HBM has all that it could hit."""
-        in_hbm = cached.held_by(self._users.table.get(cached.key))
+        key = cache_request.key
+        in_hbm = cache_request.held_tokens(self._users.table.get(key))
         request = PoolRequest(
-            cached,
+            cache_request,
             adapter_id,
-            pool_uid(cached.key),
-            self._namespaces.of(cached.key, adapter_id),
-            in_hbm=in_hbm == len(cached.history),
+            pool_uid(key),
+            self._namespaces.of(key, adapter_id),
+            in_hbm=in_hbm == len(cache_request.history),
         )
         self._requests[request_id] = request
         if self._reads_pool(request) and in_hbm < request.wanted(num_tokens):
@@ -90,7 +92,7 @@ class ConnectorScheduler:
         if request is None or not self._reads_pool(request) or not request.lookup.state.may_load:
             return 0
         wanted = request.wanted(num_tokens)
-        local = max(aligned_local, self._users.found_tokens(request_id))
+        local = max(aligned_local, self._users.last_hit(request_id))
         if local >= wanted:
             return 0
         if request.lookup.must_ask(now := self._clock()):
@@ -139,12 +141,12 @@ class ConnectorScheduler:
         request = self._requests.get(request_id)
         if not self._save_during_forward or self._saver is None or request is None or request.save is not None:
             return
-        cached, answer = request.cached, self._trusted_answer(request)
-        if not start < len(cached.history) <= end:
+        key, tokens, answer = request.cache_request.key, request.cache_request.history, self._trusted_answer(request)
+        if not start < len(tokens) <= end:
             return
-        if cached.request.write and request.namespace and answer is not None and answer.result.succeeded:
-            held = tuple(blocks[: -(-len(cached.history) // self._block_size)])
-            history = History(cached.key, *request.user, cached.history, held)
+        if request.writes_pool and answer is not None and answer.result.succeeded:
+            held = tuple(blocks[: -(-len(tokens) // self._block_size)])
+            history = History(key, *request.user, tokens, held)
             request.save = self._saver.save_during_forward(history, answer.result)
 
     def take_jobs(self) -> StepJobs:
@@ -170,7 +172,7 @@ class ConnectorScheduler:
                 continue
             request.lookup.end_load(load.ok)
             if not load.ok:
-                request.cached.tiers.pop(load.tier.value, None)
+                request.cache_request.tiers.pop(load.tier.value, None)
                 self._cancel_save(request)
 
     def take_stats(self) -> PoolStats | None:
@@ -223,12 +225,12 @@ class ConnectorScheduler:
             self._saver.reset()
         for request in self._requests.values():
             # What runs goes on with the KV it has, and nothing of it is kept. What waits asks under the new name.
-            name = "" if request.started else self._namespaces.of(request.cached.key, request.adapter_id)
+            name = "" if request.started else self._namespaces.of(request.cache_request.key, request.adapter_id)
             request.change_namespace(name)
             self._cancel_save(request)
 
     def _ask(self, request: PoolRequest, now: float) -> None:
-        request.lookup.ask(self._pool, request.user, request.cached.history, self._block_size, now)
+        request.lookup.ask(self._pool, request.user, request.cache_request.history, self._block_size, now)
 
     def _count_lookup(self, answer: LookupAnswer, num_external_tokens: int) -> None:
         found = "miss" if answer.result.succeeded else "failed"
@@ -245,28 +247,27 @@ class ConnectorScheduler:
         is_whole = first == 0 and end == -(-answer.common // self._block_size)
         reads = answer.reads if is_whole else plan_load(record, first, end - first)
         if counted:
-            request.cached.tiers[tier.value] = counted
+            request.cache_request.tiers[tier.value] = counted
         request.lookup.start_load()
         self._loads.start(Load(request_id, request.user, record.generation, tier, counted), reads, block_ids[first:end])
 
     def _recheck_pool(self, request: PoolRequest) -> None:
-        entry = self._users.table.get(request.cached.key)
-        may_save = request.namespace and request.cached.request.write
-        if self._saver is not None and entry is not None and request.in_hbm and may_save:
+        entry = self._users.table.get(request.cache_request.key)
+        if self._saver is not None and entry is not None and request.in_hbm and request.writes_pool:
             self._saver.recheck(request.cached_history(entry), entry)
 
     def _saved_meanwhile(self, request: PoolRequest) -> int:
         """How many tokens of the user the pool may have by now, since a save has ended after it was asked."""
         if self._saver is None or request.lookup.num_questions >= MAX_QUESTIONS:
             return 0  # A request does not wait for ever for a user that is saved again and again.
-        return self._saver.tokens_saved_since(request.cached.key, request.lookup.asked_at)
+        return self._saver.tokens_saved_since(request.cache_request.key, request.lookup.asked_at)
 
     def _trusted_answer(self, request: PoolRequest) -> LookupAnswer | None:
         """The pool's answer about the user, unless a load that failed or a save that ended has made it doubtful."""
         failed = request.lookup.state is LookupState.LOAD_FAILED
         if failed or self._saver is None:
             return None
-        if self._saver.tokens_saved_since(request.cached.key, request.lookup.asked_at):
+        if self._saver.tokens_saved_since(request.cache_request.key, request.lookup.asked_at):
             return None
         return request.lookup.answer
 
@@ -276,4 +277,4 @@ class ConnectorScheduler:
             request.save = None
 
     def _reads_pool(self, request: PoolRequest) -> bool:
-        return self._may_load and request.cached.request.read and bool(request.namespace)
+        return self._may_load and request.reads_pool

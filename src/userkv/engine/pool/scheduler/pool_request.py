@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from userkv.cache.block_table import UserEntry
-from userkv.cache.user_cache import CacheRequest
+from userkv.cache.cache_request import CacheRequest
 from userkv.engine.pool.scheduler.lookup import LookupAnswer, PoolLookup
 from userkv.engine.pool.scheduler.save import History, Save
 
@@ -13,7 +13,7 @@ class PoolRequest:
     """A request that belongs to a user. Scheduler thread only.
 
     Attributes:
-        cached: the request, as the cache in HBM sees it.
+        cache_request: the request, as the cache in HBM sees it.
         adapter_id: vLLM's number of its adapter; 0 without one.
         uid: the user's name in the pool.
         namespace: of the user's KV; "" if it cannot be named safely, so that the pool is left alone.
@@ -26,7 +26,7 @@ class PoolRequest:
 
     """
 
-    cached: CacheRequest
+    cache_request: CacheRequest
     adapter_id: int
     uid: str
     namespace: str
@@ -42,18 +42,28 @@ class PoolRequest:
         """The user's name in the pool, and the namespace of its KV."""
         return self.uid, self.namespace
 
+    @property
+    def reads_pool(self) -> bool:
+        """Whether the client lets the request use KV from the pool, and the KV has a name there."""
+        return self.cache_request.request.read and bool(self.namespace)
+
+    @property
+    def writes_pool(self) -> bool:
+        """Whether the client lets the request's history be kept, and the KV has a name in the pool."""
+        return self.cache_request.request.write and bool(self.namespace)
+
     def wanted(self, num_tokens: int) -> int:
         """How many history tokens the request can take from anywhere: the engine must compute one token."""
-        return min(len(self.cached.history), num_tokens - 1)
+        return min(len(self.cache_request.history), num_tokens - 1)
 
     def cached_history(self, entry: UserEntry) -> History:
         """What to save of the user, as HBM has it."""
-        return History(self.cached.key, *self.user, entry.tokens, entry.blocks)
+        return History(self.cache_request.key, *self.user, entry.tokens, entry.blocks)
 
     def is_all_in_pool(self, answer: LookupAnswer, now: float) -> bool:
         """Whether the pool has the whole history, by this answer; ``now`` in unix seconds."""
         usable = answer.result.usable
-        return usable is not None and answer.common == len(self.cached.history) and not usable.expired(now)
+        return usable is not None and answer.common == len(self.cache_request.history) and not usable.expired(now)
 
     def change_namespace(self, namespace: str) -> None:
         """From now on the user's KV is of other weights: what the pool has said is void."""

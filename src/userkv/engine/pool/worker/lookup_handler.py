@@ -27,7 +27,7 @@ def answer(store: MooncakeUserStore, call: Call) -> Reply:
         match call:
             case LookupCall():
                 if call.is_new_request:
-                    store.note_request(call.uid, call.namespace)
+                    store.count_request(call.uid, call.namespace)
                 record = store.lookup(call.uid, call.namespace)
                 if record is None:
                     return LookupReply(call.call_id, b"", ())

@@ -59,7 +59,7 @@ class TestSavingDuringTheForwardPass:
         (job,) = bench.step().saves
         bench.scheduler.save_during_step("1", len(HISTORY) + 1, len(HISTORY) + 2, blocks)
         assert bench.step().saves == []
-        bench.users.publish("1", len(HISTORY) + 1, blocks)
+        bench.users.keep_history("1", len(HISTORY) + 1, blocks)
         bench.write(job)
         bench.save()
         bench.scheduler.save_during_step("1", len(HISTORY) + 2, len(HISTORY) + 3, blocks)

@@ -68,7 +68,7 @@ class TestAnswers:
     ) -> None:
         bench = open_worker()
         noted: list[str] = []
-        monkeypatch.setattr(bench.faulty, "note_request", noted.append)
+        monkeypatch.setattr(bench.faulty, "count_request", noted.append)
         bench.caller.ask(0, LookupCall, "u", NAMESPACE)
         bench.caller.ask(0, LookupCall, "v", NAMESPACE, True)
         assert noted == [group_of("v", NAMESPACE)]
