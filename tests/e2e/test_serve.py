@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.examples import run_example
 from tests.support.server import START_SECONDS, STOP_SECONDS, Server
 from userkv.serving.banner import EXAMPLE_HISTORY_ITEMS, EXAMPLE_HISTORY_LEN
 
@@ -56,6 +57,10 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     for answer, cached in ((first, 0), (second, EXAMPLE_HISTORY_TOKENS)):
         assert answer["usage"]["history_tokens"] == EXAMPLE_HISTORY_TOKENS
         assert answer["usage"]["cached_tokens"]["total"] == cached
+
+    address = next(line for line in server.lines if "serves userkv-demo-ranker on" in line).split(" on ")[1].split()[0]
+    said = run_example("rank_client.py", address)
+    assert said.count("12 of 12 tokens cached") == 2
 
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert len(children) >= 2  # Engine and worker at least.
