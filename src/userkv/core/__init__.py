@@ -1,1 +1,6 @@
-"""Pure logic: no vLLM, no I/O. Everything here runs in a simulator and under property tests."""
+"""What all rooms share: errors, sizes, tokens, the request contract, settings of the pool.
+
+Rooms that it may import: none.
+Of the watched libraries: none.
+Start here: ``request.py`` (what a request says of its user), ``tokens.py``, ``errors.py``, ``pool_settings.py``.
+"""
