@@ -69,7 +69,7 @@ def test_randomised_traffic_under_pressure(engine: Engine) -> None:
 
 
 def test_preempted_requests(engine: Engine) -> None:
-    """Six requests whose outputs do not fit beside each other."""
+    """Six requests with outputs that do not fit beside each other."""
     rng = random.Random(2)
     preempted = metric("vllm:num_preemptions_total")
     asks = [Ask(random_tokens(rng, 150), random_tokens(rng, 10), f"long {i}", max_tokens=150) for i in range(6)]

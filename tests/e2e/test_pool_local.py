@@ -64,7 +64,7 @@ def test_histories_that_change_use_what_is_common(engine: Engine) -> None:
     save_and_leave_hbm(engine, [Ask(history, [20], user) for user in variants])
     for user, (variant, common) in variants.items():
         (answer,) = assert_same(engine, [Ask(variant, random_tokens(rng, 10), user)])
-        # Nobody's first token differs, unless the history slid by luck onto equal tokens.
+        # No first token is equal, unless the history slid by luck onto equal tokens.
         assert answer.cached == common, user
 
 

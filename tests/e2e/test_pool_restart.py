@@ -34,7 +34,7 @@ def test_users_survive_a_restart_and_damage_is_noticed(tmp_path: Path) -> None:
         answers = [answer for ask in asks() for answer in assert_same(engine, [ask])]
         assert any(answer.cached == 0 for answer in answers)
         wait_for(lambda: metric("userkv_pool_corrupt_objects_total") > corrupt, engine)
-        # Whoever was lost has been computed and saved again.
+        # A lost user has been computed and saved again.
         save_and_leave_hbm(engine, [])
         again = [answer for ask in asks() for answer in assert_same(engine, [ask])]
         assert [answer.cached for answer in again] == list(USERS.values())

@@ -1,4 +1,4 @@
-"""Label scoring with a real engine: a stock decoder, whose candidates are next tokens, behind ``/v1/rank``."""
+"""Label scoring with a real engine: a stock decoder, with next tokens as candidates, behind ``/v1/rank``."""
 
 import asyncio
 import json
@@ -137,7 +137,7 @@ def test_scores_are_log_probabilities_whatever_the_cache_holds(ranker: Ranker) -
 
 
 def test_batches_of_users_with_other_numbers_of_candidates(ranker: Ranker) -> None:
-    # In one batch of vLLM's sampler the rows of few labels are padded with token 0, whose number must not be taken.
+    # In one batch of vLLM's sampler the rows of few labels are padded with token 0. Its number must not be taken.
     rng = random.Random(2)
     bodies = [
         {

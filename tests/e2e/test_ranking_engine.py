@@ -127,11 +127,11 @@ def test_one_run_per_candidate_is_what_isolation_means() -> None:
 
 
 def test_from_the_pool(subject: Subject) -> None:
-    """A user who has left HBM is loaded, in whole or behind what HBM still has of him."""
+    """A user that has left HBM is loaded, in whole or behind what HBM still has of it."""
     rng = random.Random(9)
     history = subject.draw(rng, 150)
     before = metric("userkv_pool_saves_total", result="committed")
-    for number in range(4):  # The user, and three more who push him out.
+    for number in range(4):  # The user, and three more that push it out.
         subject.check(RankAsk(subject.draw(rng, 190) if number else history, subject.draw(rng, 3), f"pool {number}"))
         deadline = time.monotonic() + 30
         while metric("userkv_pool_saves_total", result="committed") <= before + number:

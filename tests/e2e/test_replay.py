@@ -26,7 +26,7 @@ def test_generated_traffic_through_an_offline_engine(tmp_path: Path) -> None:
     figures = json.loads(report.read_text())
     assert figures["total"]["requests"] == 80
     assert figures["first_visit"]["cached_tokens"] == 0
-    # Only what the user did since his last request is computed.
+    # Only what the user did since its last request is computed.
     assert figures["returning"]["history_hit_ratio"] > 0.8
     tiers = figures["tiers"]
     assert min(tiers["hbm"], tiers["dram"]) > 0

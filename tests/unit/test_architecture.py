@@ -1,6 +1,7 @@
 """The layout of docs/design.md, section 3: imports point downwards only, without circles, and few rooms know vLLM."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,22 @@ def test_rooms_depend_on_each_other_one_way() -> None:
         order += free
         for room in free:
             del rooms[room]
+
+
+ROOMS = sorted(room for room in MAY_IMPORT if (ROOT / room).is_dir())
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_rooms_docstring_names_what_it_may_import_and_files_to_start_with(room: str) -> None:
+    doc = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text())) or ""
+
+    def named(label: str) -> set[str]:
+        line = re.search(rf"^{label}: (.*)\.$", doc, re.MULTILINE)
+        assert line, f"{room}: no line {label!r}"
+        return set(re.findall(r"``([^`]+)``", line[1]))
+
+    assert named("Rooms that it may import") == MAY_IMPORT[room]
+    assert named("Of the watched libraries") == ENGINE_LIBRARIES[room]
+    files = {name for name in named("Start here") if name.endswith((".py", "/"))}
+    assert files
+    assert [name for name in files if not (ROOT / room / name).exists()] == []

@@ -1,4 +1,9 @@
-"""The client of ``/v1/rank``. It needs neither vLLM nor torch."""
+"""The Python client of ``/v1/rank``. It needs neither vLLM nor torch.
+
+Rooms that it may import: ``core``.
+Of the watched libraries: ``aiohttp``, ``requests``.
+Start here: ``sync.py`` (the client), ``wire.py`` (what is sent and answered), ``exchange.py``.
+"""
 
 from userkv.client.asynchronous import AsyncRankClient
 from userkv.client.errors import (
