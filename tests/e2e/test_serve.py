@@ -68,7 +68,7 @@ def test_serve_answers_and_ends_cleanly(home: Path, servers: list[Server]) -> No
     assert server.rest() == "userkv: stopping; running requests may end first"
     assert not psutil.wait_procs(children, timeout=5)[1]
 
-    # Alice is known after a restart: her KV is in the pool's files.
+    # Alice is known after a restart: the KV is in the pool's files.
     server = Server(home, "--kv-cache-gib", "0.25")
     servers.append(server)
     again = paste(server.wait_for("curl "))
