@@ -222,7 +222,7 @@ def empty_loop(turns: int = 1500) -> float:
 
 def make_systems(endpoint: str, pipe: Connection, block_size: int) -> Systems:
     """The three engines; stock vLLM first, since UserKV's patches are of this whole process."""
-    from userkv.engine import request_tiers
+    from userkv.engine import output_tiers
     from userkv.engine import scheduler as scheduler_of_ours
     from userkv.engine.vllm_compat import patches
 
@@ -243,7 +243,7 @@ def make_systems(endpoint: str, pipe: Connection, block_size: int) -> Systems:
         pipe.send((f"user-{length}", namespace, history))
         pipe.recv()
     systems.watch.watch(scheduler_of_ours, {"attach_snapshot": "step"})
-    systems.watch.watch(request_tiers, {"attach": "keep"})
+    systems.watch.watch(output_tiers, {"attach": "keep"})
     watch_users(systems.watch, users.scheduler)
     watch_users(systems.watch, pool.scheduler)
     return systems

@@ -15,6 +15,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 
 from tests.support.engine import TOLERANCE
 from tests.support.patching import put_users_into_vllm
+from userkv.core.request import UserRequest
 from userkv.ranking.item_codec import DEFAULT_RESERVED
 from userkv.serving.demo_model import VOCAB_SIZE, ensure_demo_model
 from userkv.serving.rank.plugin import RankPlugin
@@ -134,6 +135,21 @@ def test_scores_are_log_probabilities_whatever_the_cache_holds(ranker: Ranker) -
     for answer in (cold, warm):
         assert [score["item"] for score in answer["scores"]] == candidates
         assert [answer["scores"][place]["score"] for place in sample] == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_the_user_is_read_once_for_all_requests_to_the_engine(ranker: Ranker, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    parse = UserRequest.parse.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type, *args: Any) -> Any:
+        read.append(args)
+        return parse(cls, *args)
+
+    monkeypatch.setattr(UserRequest, "parse", classmethod(counted))
+    candidates = list(range(300))  # Three requests to the engine.
+    (answer,) = ranker.rank({"user_id": "read once", "history": [1, 2, 3], "candidates": candidates})
+    assert len(answer["scores"]) == 300
+    assert len(read) == 1
 
 
 def test_batches_of_users_with_other_numbers_of_candidates(ranker: Ranker) -> None:

@@ -19,9 +19,9 @@ def put_only_models_into_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set what the plugin sets where the user cache is off."""
     from vllm.v1.engine.input_processor import InputProcessor
 
-    from userkv.engine import plugin, ranking_requests
+    from userkv.engine import admission, plugin
 
     monkeypatch.setenv("KV_MANAGER_FOR_GR", "0")
     monkeypatch.setattr(plugin, "_installed", True)
     monkeypatch.setattr(InputProcessor, "process_inputs", InputProcessor.process_inputs)  # To be put back.
-    ranking_requests.install()
+    admission.install_for_ranking_models()

@@ -1,9 +1,10 @@
 """The request contract: what a client says about a user in ``kv_transfer_params``."""
 
+import copy
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from userkv.core.errors import InvalidUserRequestError
 
@@ -100,6 +101,40 @@ class UserRequest:
             read=_switch(params, "read"),
             write=_switch(params, "write"),
         )
+
+
+class ReadParams(dict[str, Any]):
+    """``kv_transfer_params`` with the user part that was read from them, so that a process reads them once.
+
+    It equals the plain object, and other processes receive the plain object. Must not be changed.
+
+    Attributes:
+        user: what :meth:`UserRequest.parse` returned.
+        prompt_len: tokens of the prompt that it was read for.
+
+    """
+
+    __slots__ = ("prompt_len", "user")
+
+    def __init__(self, params: Mapping[str, Any], user: UserRequest | None, prompt_len: int) -> None:
+        super().__init__(params)
+        self.user = user
+        self.prompt_len = prompt_len
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(copy.deepcopy(dict(self), memo), self.user, self.prompt_len)
+
+
+def read_user(params: Mapping[str, Any] | None, prompt_len: int) -> UserRequest | None:
+    """:meth:`UserRequest.parse`, or what it returned before for the same parameters and prompt length.
+
+    Raises:
+        InvalidUserRequestError: as ``parse`` does.
+
+    """
+    if isinstance(params, ReadParams) and params.prompt_len == prompt_len:
+        return params.user
+    return UserRequest.parse(params, prompt_len)
 
 
 def foreign_params(params: Mapping[str, Any] | None) -> dict[str, Any] | None:

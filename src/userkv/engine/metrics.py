@@ -1,8 +1,8 @@
 """The user cache's figures on vLLM's own ``/metrics``.
 
 The cache lives in the engine's process and Prometheus in the API server's. vLLM ships ``SchedulerStats`` from one to
-the other after each step; its ``kv_connector_stats`` is the only free-form field, so a snapshot of ours travels in it
-under a key of its own and is taken out again before vLLM's loggers look at the rest.
+the other after each step. Its ``kv_connector_stats`` is the only free-form field. So a snapshot travels in it under a
+key of its own, and is taken out again before vLLM's loggers read the rest.
 """
 
 from functools import cache
@@ -40,11 +40,11 @@ Sizes = tuple[int, int, int]
 def attach_snapshot(stats: SchedulerStats, users: UserCache, known: Sizes) -> Sizes:
     """Put the counts since the last snapshot, and the present sizes, into ``stats``, if anything of it is new.
 
-    In most steps nothing is, and then nobody pays for it, here or in the API server. Engine process.
+    In most steps nothing is, and then nothing is sent to the API server. Engine process.
 
     Args:
         stats: what vLLM sends.
-        users: whose figures.
+        users: the user cache.
         known: the sizes that were sent last.
 
     Returns:

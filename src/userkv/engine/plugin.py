@@ -8,13 +8,13 @@ _installed = False
 def register() -> None:
     """Make the ranking models known, and install the user cache if ``KV_MANAGER_FOR_GR`` is on.
 
-    Without it vLLM is left alone, but for checks of prompts of ranking models, which then run on vLLM's own KV cache.
+    Without it vLLM stays as it is, but for checks of ranking models' prompts. They then run on vLLM's own KV cache.
 
     Raises:
         InvalidSettingError: an environment variable of ours has a value that cannot be used.
 
     """
-    from userkv.engine import ranking_requests
+    from userkv.engine import admission
     from userkv.models import registry
 
     registry.register()
@@ -22,7 +22,7 @@ def register() -> None:
     if _installed:
         return
     if not CacheSettings.is_enabled():
-        ranking_requests.install()
+        admission.install_for_ranking_models()
         _installed = True
         return
     CacheSettings.from_env()  # A setting that cannot be used should stop the start, not the engine's process later.

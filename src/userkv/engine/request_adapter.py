@@ -1,4 +1,4 @@
-"""From vLLM's request to the :class:`CacheRequest`, made once per request.
+"""From vLLM's request to the :class:`CacheRequest`, made once per request. Engine process.
 
 The work that grows with the history (copying its tokens into an array) is done where vLLM would hash the prompt's
 blocks: in the engine's input thread, before the scheduler sees the request.
@@ -12,7 +12,7 @@ from vllm.v1.request import Request
 
 from userkv.cache.cache_request import CacheRequest
 from userkv.core.errors import InvalidUserRequestError
-from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params
+from userkv.core.request import NO_SCOPE, KVScope, UserKey, UserRequest, foreign_params, read_user
 from userkv.core.tokens import as_tokens
 
 BlockHasher = Callable[[Request], list[BlockHash]]
@@ -33,7 +33,7 @@ def parse_user_request(
         InvalidUserRequestError: the user part is wrong or cannot be combined with the rest of the request.
 
     """
-    request = UserRequest.parse(params, len(prompt_token_ids or ()))
+    request = read_user(params, len(prompt_token_ids or ()))
     if request is None:
         return None
     if has_embeddings or prompt_token_ids is None:

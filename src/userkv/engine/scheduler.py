@@ -1,6 +1,6 @@
-"""What UserKV adds to vLLM's scheduler: single flight, who waits, and the cache's figures for ``/metrics``.
+"""What UserKV adds to vLLM's scheduler: single flight, and the cache's figures for ``/metrics``.
 
-And for each request of a user, where its history came from: see ``request_tiers.py``.
+And for each request of a user, where its history came from: see ``output_tiers.py``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
 
-from userkv.engine import request_tiers
+from userkv.engine import output_tiers
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.metrics import Sizes, attach_snapshot
 from userkv.engine.request_adapter import cache_request_of
@@ -36,7 +36,7 @@ class GRSchedulerMixin(_Base):
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
         kv_params, ec_params = super()._free_request(request, delay_free_blocks)
         cache_request = cache_request_of(request)
-        return kv_params if cache_request is None else request_tiers.attach(kv_params, cache_request.tiers), ec_params
+        return kv_params if cache_request is None else output_tiers.attach(kv_params, cache_request.tiers), ec_params
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         stats = super().make_stats(*args, **kwargs)

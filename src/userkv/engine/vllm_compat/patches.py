@@ -1,21 +1,4 @@
-"""Every place where UserKV enters vLLM, and all that depends on vLLM's version. Written against vLLM 0.32.0.
-
-vLLM has no extension point for the prefix-cache coordinator, so the names below are replaced, once per process, and
-only if ``KV_MANAGER_FOR_GR`` is on. Each replacement calls the original.
-
-| vLLM name | why |
-|---|---|
-| ``core.sched.scheduler.KVCacheManager`` | the look-up has to see the request, not only its hashes |
-| ``core.kv_cache_manager.get_kv_cache_coordinator`` | the coordinator with the user block table |
-| ``SchedulerConfig.get_scheduler_cls`` | single flight, figures for ``/metrics`` |
-| ``engine.core.get_request_block_hasher`` | user requests are read in the input thread and never hashed |
-| ``InputProcessor.process_inputs`` | bad user parameters are refused before any compute |
-| ``AsyncLLM.generate`` / ``encode`` | the same before a streamed HTTP response has begun with 200 |
-| ``RequestState.make_request_output`` | outputs say which tiers a history came from |
-| ``StatLoggerManager.__init__`` / ``record`` | figures arrive in the API server |
-| ``EngineCore.set_weight_version`` | KV of other weights is not found any more, in HBM and in the pool |
-| ``EngineArgs.create_engine_config`` | unsupported engines are refused in the user's own process |
-"""
+"""The names of vLLM that are replaced, and what replaces them. The package's docstring says why."""
 
 import functools
 import inspect
@@ -36,11 +19,11 @@ from vllm.v1.metrics.loggers import StatLoggerManager
 
 from userkv.cache.settings import VLLM_STYLE_NAMES, CacheSettings
 from userkv.core.pool_settings import CONNECTOR
-from userkv.engine import metrics, ranking_requests, request_tiers, support
+from userkv.engine import admission, metrics, output_tiers, supported_engines
 from userkv.engine.coordinator import KVCacheCoordinatorForGR
 from userkv.engine.manager import KVCacheManagerForGR
 from userkv.engine.pool.connector import MooncakeUserStoreConnector
-from userkv.engine.request_adapter import parse_user_request, skip_hashing_user_requests, user_params
+from userkv.engine.request_adapter import skip_hashing_user_requests
 from userkv.engine.scheduler import with_users
 
 Call = inspect.BoundArguments
@@ -68,12 +51,12 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield scheduler_module, "KVCacheManager", KVCacheManagerForGR
     yield kv_cache_manager, "get_kv_cache_coordinator", _make_coordinator
     yield engine_core, "get_request_block_hasher", _without_users(engine_core.get_request_block_hasher)
-    yield RequestState, "make_request_output", request_tiers.to_output(RequestState.make_request_output)
+    yield RequestState, "make_request_output", output_tiers.to_output(RequestState.make_request_output)
     for owner, name, around in (
         (SchedulerConfig, "get_scheduler_cls", _scheduler_with_users),
-        (InputProcessor, "process_inputs", _validated_inputs),
-        (AsyncLLM, "generate", _validated_early),
-        (AsyncLLM, "encode", _validated_early),
+        (InputProcessor, "process_inputs", _admitted),
+        (AsyncLLM, "generate", _admitted_early),
+        (AsyncLLM, "encode", _admitted_early),
         (StatLoggerManager, "__init__", _named),
         (StatLoggerManager, "record", _recorded),
         (engine_core.EngineCore, "set_weight_version", _new_weights),
@@ -104,7 +87,7 @@ def _make_coordinator(
     pcp_world_size: int,
     **kwargs: Any,
 ) -> KVCacheCoordinatorForGR:
-    support.check_kv_cache(
+    supported_engines.check_kv_cache(
         kv_cache_config,
         enable_caching=enable_caching,
         use_eagle=use_eagle,
@@ -124,7 +107,7 @@ def _make_coordinator(
         settings=CacheSettings.from_env(),
         **kwargs,
     )
-    support.check_manager(coordinator.single_type_managers[0])
+    supported_engines.check_manager(coordinator.single_type_managers[0])
     return coordinator
 
 
@@ -140,32 +123,20 @@ def _scheduler_with_users(original: Callable[..., type], call: Call) -> type:
     return with_users(original(*call.args))
 
 
-def _validated_inputs(original: Callable[..., Any], call: Call) -> Any:
+def _admitted(original: Callable[..., Any], call: Call) -> Any:
     request = original(*call.args, **call.kwargs)
-    user = parse_user_request(
-        user_params(request.sampling_params, request.pooling_params),
-        request.prompt_token_ids,
-        has_embeddings=request.prompt_embeds is not None,
-        has_media=bool(request.mm_features),
-        resumable=request.resumable,
-    )
-    ranking_requests.check(call.arguments["self"].model_config, request.prompt_token_ids, user, request.pooling_params)
+    admission.admit(call.arguments["self"].model_config, call.arguments["prompt"], request)
     return request
 
 
-def _validated_early(original: Callable[..., Any], call: Call) -> Any:
-    prompt = call.arguments["prompt"]
-    # A prompt that is not tokenised yet is checked in process_inputs.
-    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
-    if token_ids is not None:
-        user = parse_user_request(
-            user_params(call.arguments.get("sampling_params"), call.arguments.get("pooling_params")),
-            token_ids,
-            has_embeddings=prompt.get("prompt_embeds") is not None,
-            has_media=prompt.get("type") == "multimodal",
-            resumable=False,
-        )
-        ranking_requests.check(call.arguments["self"].model_config, token_ids, user, None)
+def _admitted_early(original: Callable[..., Any], call: Call) -> Any:
+    arguments = call.arguments
+    arguments["prompt"] = admission.admit_early(
+        arguments["self"].model_config,
+        arguments["prompt"],
+        arguments.get("sampling_params"),
+        arguments.get("pooling_params"),
+    )
     return original(*call.args, **call.kwargs)
 
 
@@ -186,7 +157,7 @@ def _recorded(original: Callable[..., None], call: Call) -> None:
 
 def _checked_config(original: Callable[..., Any], call: Call) -> Any:
     config = original(*call.args, **call.kwargs)
-    support.check_config(config)
+    supported_engines.check_config(config)
     return config
 
 

@@ -17,7 +17,7 @@ from userkv.ranking.prompt import RankingPrompt
 from userkv.ranking.spec import RankingSpec
 
 User = Mapping[str, Any]
-"""``kv_transfer_params`` of a request; empty: the engine is to know of no user."""
+"""``kv_transfer_params`` of a request; empty: the request names no user."""
 
 
 class LostScoresError(Exception):
@@ -141,7 +141,7 @@ async def _all(calls: list[Any]) -> list[Any]:
 
 
 def _extra(user: User) -> dict[str, Any] | None:
-    return {"kv_transfer_params": dict(user)} if user else None
+    return {"kv_transfer_params": user} if user else None
 
 
 def _checked(data: Any, shape: tuple[int, int]) -> npt.NDArray[np.float64]:

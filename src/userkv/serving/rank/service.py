@@ -2,8 +2,8 @@
 
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from userkv.client.request import BadFieldError
 from userkv.client.wire import Item, RankInfo, RankRequest
 from userkv.core.errors import InvalidUserRequestError, UserKVError
-from userkv.core.request import UserRequest
+from userkv.core.request import ReadParams, UserRequest
 from userkv.ranking.prompt import RankingPrompt
 from userkv.ranking.spec import ItemCode, ItemTable, RankingSpec
 from userkv.serving.rank.scoring import Scorer
@@ -44,7 +44,7 @@ class RankService:
         scorer: runs the engine.
         names: names of the model, the first one being that of the answers.
         max_model_len: longest prompt that the engine takes, in tokens.
-        users: whether the engine keeps KV by user; if not, it is told of none.
+        users: whether the engine keeps KV by user; if not, its requests name no user.
         weights_version: asks for the version of the weights.
 
     """
@@ -71,8 +71,7 @@ class RankService:
 
         """
         model = self._model(request.model)
-        user = {"user_id": request.user_id, "stage": request.stage}
-        UserRequest.parse(user, 0)
+        user = UserRequest.parse({"user_id": request.user_id, "stage": request.stage}, 0)
         _check_candidates(request)
         window = self.spec.history_window
         history = request.history if window is None else window.cut(request.history)
@@ -81,8 +80,7 @@ class RankService:
         await self._check_weights(request.weights_version)
         name = f"rank-{(request_id or uuid.uuid4().hex)[:_MAX_REQUEST_ID]}"
         asked = time.perf_counter()
-        told = {**user, "history_len": prompt.history_len} if self.users else {}
-        scored = await self.scorer.score(prompt, request.candidates, told, name)
+        scored = await self.scorer.score(prompt, request.candidates, self._user_params(user, prompt), name)
         answered = time.perf_counter()
         scores, ranking = self._scores(request, scored.values)
         labels = self.spec.format is None
@@ -122,6 +120,14 @@ class RankService:
             history_window=None if window is None else {"max_items": window.max_items, "drop_items": window.drop_items},
             weights_version=await self.weights_version(),
         )
+
+    def _user_params(self, user: UserRequest | None, prompt: RankingPrompt) -> Mapping[str, Any]:
+        """``kv_transfer_params`` for the engine; read here already, so that the engine's front end need not."""
+        if user is None or not self.users:
+            return {}
+        user = replace(user, history_len=prompt.history_len)
+        params = {"user_id": user.user_id, "stage": user.stage, "history_len": user.history_len}
+        return ReadParams(params, user, len(prompt.token_ids))
 
     def _model(self, name: str | None) -> str:
         if name is not None and name not in self.names:

@@ -39,7 +39,7 @@ def machine(how: str, scheduling: bool) -> type[PoolTraffic]:
     return type("Machine", (PoolTraffic,), {"pool": how, "async_scheduling": scheduling})
 
 
-# Loads within a step are refused with asynchronous scheduling (tests/unit/engine/test_support.py).
+# Loads within a step are refused with asynchronous scheduling (tests/unit/engine/test_supported_engines.py).
 @pytest.mark.parametrize(
     ("how", "async_scheduling"), [("async", False), ("async", True), ("sync", False), ("layerwise", False)]
 )

@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from userkv.core.errors import UnsupportedEngineError
-from userkv.engine.support import check_kv_cache, check_manager
+from userkv.engine.supported_engines import check_kv_cache, check_manager
 from userkv.serving.demo_model import ensure_demo_model
 
 SHAPE = {"block_size": 16, "num_kv_heads": 1, "head_size": 64, "dtype": torch.float32}
@@ -156,7 +156,7 @@ for module, name in [
     (vllm.v1.engine.async_llm.AsyncLLM, "generate"),
 ]:
     assert getattr(module, name).__module__.startswith("vllm."), name
-assert "ranking_requests" in vllm.v1.engine.input_processor.InputProcessor.process_inputs.__code__.co_filename
+assert "admission" in vllm.v1.engine.input_processor.InputProcessor.process_inputs.__code__.co_filename
 print("untouched")
 """
     run = subprocess.run(

@@ -48,7 +48,7 @@ def check_config(config: VllmConfig) -> None:
         _refuse("prefix caching is off (start vLLM with --enable-prefix-caching)")
     connector = config.kv_transfer_config.kv_connector if config.kv_transfer_config is not None else None
     if connector is not None and connector not in CONNECTORS:
-        _refuse(f"the KV connector {connector} finds KV by its tokens, whoever the user is")
+        _refuse(f"the KV connector {connector} finds KV by its tokens, for all users")
     if connector == CONNECTOR:
         check_backend(check_transfer_config(config), config.parallel_config.world_size)
 
@@ -86,5 +86,5 @@ def check_manager(manager: object) -> None:
         _refuse(f"the KV cache is managed by {type(manager).__name__}")
 
 
-def _refuse(why: str) -> None:
-    raise UnsupportedEngineError(f"{ENABLE} cannot be used here: {why}; unset {ENABLE} or change that")
+def _refuse(reason: str) -> None:
+    raise UnsupportedEngineError(f"{ENABLE} cannot be used here: {reason}; unset {ENABLE} or change that")

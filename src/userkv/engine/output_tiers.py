@@ -1,8 +1,8 @@
 """Where a request's history came from, on its way from the scheduler to the request's output.
 
-vLLM hands ``kv_transfer_params`` from the scheduler to the front end when a request ends. Ours travel in them under a
-key of their own and are taken out before anybody else looks: outputs of users' requests have an attribute
-``userkv_tiers``, history tokens by tier (``hbm``, ``dram``, ``ssd``; a tier that gave none is missing).
+vLLM hands ``kv_transfer_params`` from the scheduler to the front end when a request ends. The tiers travel in them
+under a key of their own, and the front end takes them out before it makes the output. Outputs of users' requests have
+an attribute ``userkv_tiers``: history tokens by tier (``hbm``, ``dram``, ``ssd``; a tier that gave none is missing).
 """
 
 from collections.abc import Callable, Mapping
