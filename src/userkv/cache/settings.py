@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from userkv.cache.policies import DEFAULT, LRU, POLICIES
-from userkv.core.errors import InvalidSettingError
+from userkv.core import options
+from userkv.core.errors import InvalidOptionError
 
 ENABLE = "KV_MANAGER_FOR_GR"
 ENABLE_LRU = "VLLM_ENABLE_USER_KV_LRU"
@@ -77,14 +78,8 @@ class CacheSettings:
 
 
 def _flag(env: Mapping[str, str], name: str, default: bool) -> bool:
-    text = env.get(name, "").strip().lower()
-    if text in ("1", "true", "on", "yes"):
-        return True
-    if text in ("0", "false", "off", "no"):
-        return False
-    if text == "":
-        return default
-    raise InvalidSettingError(f"{name}={env[name]!r} is neither on nor off; set it to 1 or 0")
+    text = env.get(name, "").strip()
+    return options.switch(name, text) if text else default
 
 
 def _policy(env: Mapping[str, str]) -> str:
@@ -92,14 +87,10 @@ def _policy(env: Mapping[str, str]) -> str:
     if name == "":
         return LRU if _flag(env, ENABLE_LRU, False) else DEFAULT
     if name not in POLICIES:
-        raise InvalidSettingError(f"{POLICY}={env[POLICY]!r} is no policy; set it to one of {', '.join(POLICIES)}")
+        raise InvalidOptionError(POLICY, f"must be one of {', '.join(POLICIES)}, not {env[POLICY]!r}")
     return name
 
 
 def _count(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "").strip()
-    if text == "":
-        return default
-    if text.isascii() and text.isdigit():
-        return int(text)
-    raise InvalidSettingError(f"{name}={env[name]!r} is not a count; set it to a whole number of 0 or more")
+    return options.whole_number(name, text, 0) if text else default

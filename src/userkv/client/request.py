@@ -4,11 +4,11 @@ The server and ``userkv rank`` share it, so a bad line of a file is refused in t
 """
 
 import difflib
-import re
+from typing import Any
 
 import msgspec
 
-from userkv.client.wire import RankRequest
+from userkv.client.wire import Item, RankRequest
 from userkv.core.errors import InvalidUserRequestError
 from userkv.core.request import MAX_USER_ID_BYTES
 
@@ -20,10 +20,16 @@ _EXPECTED = {
     "candidates": "a list of items",
     "top_k": "a whole number of at least 1",
 }
-_PLACE = re.compile(r"\A(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?\Z", re.DOTALL)
-_UNKNOWN = re.compile(r"\AObject contains unknown field `(?P<name>.*)`\Z", re.DOTALL)
-_MISSING = re.compile(r"\AObject missing required field `(?P<name>\w+)`\Z")
-_GOT = re.compile(r", got `(?P<got>\w+)`\Z")
+_LISTS = ("history", "candidates")
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a fraction",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
 
 _decoder = msgspec.json.Decoder(RankRequest)
 
@@ -49,30 +55,54 @@ def parse_request(body: bytes | str) -> RankRequest:
 
     """
     try:
-        return _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _explained(str(error)) from None
+        try:
+            return _decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise (_first_fault(msgspec.json.decode(body)) or BadFieldError(f"the request: {error}")) from error
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise BadFieldError(f"the request is no JSON ({error}); send an object with user_id and history") from None
 
 
-def _explained(text: str) -> BadFieldError:
-    place = _PLACE.match(text)
-    assert place is not None
-    what, path = place["what"], place["path"] or ""
-    if unknown := _UNKNOWN.match(what):
-        return _unknown_field(unknown["name"])
-    if missing := _MISSING.match(what):
-        return BadFieldError(f"{missing['name']} is missing; add it to the request", missing["name"])
-    got = _GOT.search(what)
-    but = f", not {got['got']}" if got else ""
-    if not path:
-        return BadFieldError(f"the request must be a JSON object with user_id and history{but}")
-    name, _, index = path.partition("[")
-    expected = _EXPECTED.get(name, "a string")
-    if index:
-        expected = "a whole number, as all tokens are" if "[" in index else "a whole number or a list of tokens"
-    return BadFieldError(f"{path} must be {expected}{but}", name)
+def _first_fault(request: Any) -> BadFieldError | None:
+    """The first field of a JSON value that does not fit; ``None`` if all do, as with a field that occurs twice."""
+    if not isinstance(request, dict):
+        return BadFieldError(f"the request must be a JSON object with user_id and history, not {_kind(request)}")
+    for name in request:
+        if name not in _FIELDS:
+            return _unknown_field(name)
+    for field in msgspec.structs.fields(RankRequest):
+        if field.name not in request:
+            if field.required:
+                return BadFieldError(f"{field.name} is missing; add it to the request", field.name)
+        elif fault := _fault_of(field, request[field.name]):
+            return BadFieldError(fault, field.name)
+    return None
+
+
+def _fault_of(field: msgspec.structs.FieldInfo, value: Any) -> str:
+    """What is wrong with a field's value; "" if nothing is."""
+    if _fits(value, field.type):
+        return ""
+    if field.name in _LISTS and isinstance(value, list):
+        place, item = next((place, item) for place, item in enumerate(value) if not _fits(item, Item))
+        if not isinstance(item, list):
+            return f"{field.name}[{place}] must be a whole number or a list of tokens, not {_kind(item)}"
+        at, token = next((at, token) for at, token in enumerate(item) if not _fits(token, int))
+        return f"{field.name}[{place}][{at}] must be a whole number, as all tokens are, not {_kind(token)}"
+    return f"{field.name} must be {_EXPECTED.get(field.name, 'a string')}, not {_kind(value)}"
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    """The value, if it is a number and the wrong one; else the kind of JSON value that it is."""
+    return str(value) if type(value) is int else _KINDS[type(value)]
 
 
 def _unknown_field(name: str) -> BadFieldError:

@@ -4,14 +4,14 @@ Sizes are a number of bytes or text such as ``"4GiB"``; see ``sizes.py``.
 """
 
 import difflib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError, InvalidSettingError
 from userkv.core.sizes import GIB, MIB, format_size, parse_size
+from userkv.core.values import seconds, switch, text, whole_number
 
 DEFAULT_EXTENT_BYTES = 16 * MIB
 DEFAULT_LOCAL_DRAM_BYTES = 1 * GIB
@@ -127,78 +127,54 @@ class PoolSettings:
         other, keys = ("mooncake", MOONCAKE_KEYS) if self.backend == "local" else ("local", LOCAL_KEYS)
         strange = next((name for name in keys if name in config), None)
         if strange is not None:
-            raise InvalidSettingError(
-                f"{strange} is an option of the {other} backend, but the backend is {self.backend!r}; "
-                f'remove it or set "backend": "{other}"'
+            raise InvalidOptionError(
+                strange,
+                f"is an option of the {other} backend, but the backend is {self.backend!r}; "
+                f'remove it or set "backend": "{other}"',
             )
         if self.backend == "local" and not self.local_dram_bytes and not (self.local_dir and self.local_ssd_bytes):
-            raise InvalidSettingError(
-                "the local backend has neither memory nor disk; set local_dram_bytes, or local_dir and local_ssd_bytes"
+            raise InvalidOptionError(
+                "local_dram_bytes", "must be more than 0, since the local pool has no SSD tier (directory and size)"
             )
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidSettingError(f"{name} must be text in quotes, not {value!r}")
-    return value
-
-
-def _switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidSettingError(f"{name} must be true or false, not {value!r}")
-    return value
-
-
-def _seconds(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise InvalidSettingError(f"{name} must be a number of seconds of 0 or more, not {value!r}")
-    return float(value)
 
 
 def _count(least: int, most: int | None = None) -> Callable[[str, Any], int]:
-    allowed = f"from {least} to {most}" if most is not None else f"of {least} or more"
-
-    def parse(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least or (most and value > most):
-            raise InvalidSettingError(f"{name} must be a whole number {allowed}, not {value!r}")
-        return value
-
-    return parse
+    return lambda name, value: whole_number(name, value, least, most)
 
 
 def _extent_size(name: str, value: Any) -> int:
     size = parse_size(name, value)
     if size == 0:
-        raise InvalidSettingError(f"{name} must not be 0; leave it out for {format_size(DEFAULT_EXTENT_BYTES)}")
+        raise InvalidOptionError(name, f"must not be 0; leave it out for {format_size(DEFAULT_EXTENT_BYTES)}")
     return size
 
 
 def _backend(name: str, value: Any) -> str:
     if value not in BACKENDS:
-        raise InvalidSettingError(f"{name} must be one of {', '.join(BACKENDS)}, not {value!r}")
+        raise InvalidOptionError(name, f"must be one of {', '.join(BACKENDS)}, not {value!r}")
     return str(value)
 
 
 def _check_role(kv_role: str | None) -> None:
     if kv_role not in ("kv_producer", "kv_consumer", "kv_both"):
-        raise InvalidSettingError(f"kv_role must be kv_producer, kv_consumer or kv_both, not {kv_role!r}")
+        raise InvalidOptionError("kv_role", f"must be kv_producer, kv_consumer or kv_both, not {kv_role!r}")
 
 
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {
     "backend": _backend,
-    "load_async": _switch,
-    "use_layerwise": _switch,
+    "load_async": switch,
+    "use_layerwise": switch,
     "layerwise_prefetch_layers": _count(1),
     "lookup_rpc_port": _count(0, 65535),
-    "weights_version": _text,
-    "consumer_is_to_load": _switch,
-    "consumer_is_to_put": _switch,
-    "ttl_seconds": _seconds,
+    "weights_version": text,
+    "consumer_is_to_load": switch,
+    "consumer_is_to_put": switch,
+    "ttl_seconds": seconds,
     "lookup_timeout_ms": _count(1),
     "max_queued_saves": _count(1),
     "load_threads": _count(1),
     "extent_bytes": _extent_size,
-    "local_dir": _text,
+    "local_dir": text,
     "local_dram_bytes": parse_size,
     "local_ssd_bytes": parse_size,
 }

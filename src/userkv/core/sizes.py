@@ -8,7 +8,7 @@ A size is a number of bytes or text. ``KB``, ``MB``, ``GB`` and ``TB`` are power
 import re
 from typing import Any
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -26,14 +26,14 @@ def parse_size(name: str, value: Any) -> int:
         value: an integer of 0 or more, or text such as ``"4GiB"``. Fractions of a byte are dropped.
 
     Raises:
-        InvalidSettingError: the value is not a size.
+        InvalidOptionError: the value is not a size.
 
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
     if match is None:
-        raise InvalidSettingError(f'{name} must be a size such as "4GiB" or a number of bytes, not {value!r}')
+        raise InvalidOptionError(name, f'must be a size such as "4GiB" or a number of bytes, not {value!r}')
     number, prefix, binary, byte = match.groups()
     step = 1000 if byte and not binary else 1024
     return int(float(number) * step ** (" kmgt".index(prefix) if prefix else 0))

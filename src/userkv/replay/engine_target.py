@@ -19,7 +19,7 @@ from userkv.cache import settings
 from userkv.core.errors import InvalidSettingError, UserKVError
 from userkv.core.sizes import GIB
 from userkv.replay.target import Outcome
-from userkv.serving import launch
+from userkv.serving import launch_plan, preconditions
 
 
 class EngineTarget:
@@ -130,7 +130,7 @@ class EngineTarget:
 def prepare_environment(users: bool) -> None:
     """What ``userkv serve`` sets too; vLLM reads it when it is imported."""
     if users:
-        launch.check_plugin(os.environ)
+        preconditions.check_plugin(os.environ)
     os.environ[settings.ENABLE] = "1" if users else "0"
     # vLLM logs to stdout unless told otherwise, but stdout belongs to the report.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -145,7 +145,7 @@ def prepare_environment(users: bool) -> None:
 
 
 def _default_arguments() -> dict[str, Any]:
-    if launch.vllm_is_for_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
+    if preconditions.vllm_is_for_cpu() and not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         # vLLM itself would take most of the machine's memory.
-        return {"kv_cache_memory_bytes": int(launch.DEFAULT_KV_CACHE_GIB * GIB)}
+        return {"kv_cache_memory_bytes": int(launch_plan.DEFAULT_KV_CACHE_GIB * GIB)}
     return {}

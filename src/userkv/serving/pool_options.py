@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError, InvalidSettingError
 from userkv.core.pool_settings import (
     CONNECTOR,
     DEFAULT_LOCAL_DRAM_BYTES,
@@ -90,7 +89,7 @@ def pool_settings(args: argparse.Namespace, env: Mapping[str, str], without: str
 
 @contextmanager
 def naming_flags(args: argparse.Namespace, options: Mapping[str, Any] | None) -> Iterator[None]:
-    """In errors about the connector's options, call them as the user does who can set them with ours.
+    """In errors about an option of the connector, name the flag with which it was given.
 
     Args:
         args: see :func:`pool_settings`.
@@ -99,14 +98,11 @@ def naming_flags(args: argparse.Namespace, options: Mapping[str, Any] | None) ->
     """
     try:
         yield
-    except InvalidSettingError as error:
-        if options is None:
+    except InvalidOptionError as error:
+        flag = _FLAGS.get(error.option)
+        if options is None or flag is None or error.option in _named(args.pool_option):
             raise
-        named = _named(args.pool_option)
-        flags = {name: flag for name, flag in _FLAGS.items() if name not in named}
-        # Whole words alone: such a name in quotes, or in a path, is somebody's value.
-        message = re.sub(r"(?<!\S)\w+(?![^\s,;])", lambda word: flags.get(word[0], word[0]), str(error))
-        raise InvalidSettingError(message) from error
+        raise error.renamed(flag) from error
 
 
 def transfer_config(options: Mapping[str, Any]) -> dict[str, Any]:

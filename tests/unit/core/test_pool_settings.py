@@ -112,7 +112,7 @@ def test_bad_values_are_named(name: str, value: object) -> None:
     ],
 )
 def test_a_local_backend_needs_a_tier(config: dict[str, object]) -> None:
-    with pytest.raises(InvalidSettingError, match="neither memory nor disk"):
+    with pytest.raises(InvalidSettingError, match="local_dram_bytes must be more than 0"):
         PoolSettings.from_extra_config(config)
 
 

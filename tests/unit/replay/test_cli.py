@@ -173,7 +173,7 @@ def test_generate_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None
             "with --engine-arg kv_transfer_config there is no pool to choose",
         ),
         (("--server", "http://h", "--format", "csv"), "--format must be one of otto, ratings, kuairand, workload"),
-        (("--server", "http://h", "--every", "0"), "--every must be a whole number of at least 1, not '0'"),
+        (("--server", "http://h", "--every", "0"), "--every must be a whole number of 1 or more, not '0'"),
         (("--server", "http://h", "--every", "x"), "--every must be"),
         (("--server", "http://h", "--candidates", "9:3"), "--candidates must be LOW:HIGH"),
         (("--server", "http://h", "--candidates", "a:b"), "--candidates must be LOW:HIGH"),

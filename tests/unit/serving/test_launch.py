@@ -16,7 +16,7 @@ import pytest
 from userkv import cli
 from userkv.cache.settings import CacheSettings
 from userkv.core.errors import InvalidSettingError, UserKVError
-from userkv.serving import banner, launch, pool_options, served_model
+from userkv.serving import banner, launch_plan, pool_options, preconditions, served_model
 from userkv.serving.launch_plan import LaunchPlan
 
 
@@ -33,7 +33,7 @@ def taken_port() -> Iterator[int]:
 
 
 def plan(argv: Sequence[str], env: dict[str, str] | None = None, *, on_cpu: bool = True) -> LaunchPlan:
-    return launch.plan_launch(cli.parse(["serve", "--port", "0", *argv]), env or {}, on_cpu=on_cpu)
+    return launch_plan.plan_launch(cli.parse(["serve", "--port", "0", *argv]), env or {}, on_cpu=on_cpu)
 
 
 def values(arguments: Sequence[str], option: str) -> list[str]:
@@ -72,8 +72,8 @@ def test_plugins_that_add_routes_are_loaded_and_no_other_is_lost(monkeypatch: py
         )
     )
     monkeypatch.setattr(metadata, "entry_points", lambda: found)
-    assert launch.plugins({}) == "theirs,userkv"
-    assert launch.plugins({"VLLM_PLUGINS": "userkv,mine"}) == "userkv,mine"
+    assert preconditions.plugins({}) == "theirs,userkv"
+    assert preconditions.plugins({"VLLM_PLUGINS": "userkv,mine"}) == "userkv,mine"
 
 
 def test_a_ranking_model_pools(model: str) -> None:
@@ -255,17 +255,17 @@ def test_refused(argv: list[str], message: str) -> None:
 
 def test_port_in_use(taken_port: int) -> None:
     with pytest.raises(UserKVError, match=f"port {taken_port} on 127.0.0.1 is in use"):
-        launch.available_port("127.0.0.1", taken_port)
+        preconditions.available_port("127.0.0.1", taken_port)
 
 
 @pytest.mark.parametrize(("plugins", "fine"), [(None, True), ("userkv", True), ("a,userkv", True), ("", False)])
 def test_plugin_must_be_loaded(plugins: str | None, fine: bool) -> None:
     env = {} if plugins is None else {"VLLM_PLUGINS": plugins}
     if fine:
-        launch.check_plugin(env)
+        preconditions.check_plugin(env)
     else:
         with pytest.raises(UserKVError, match="VLLM_PLUGINS"):
-            launch.check_plugin(env)
+            preconditions.check_plugin(env)
 
 
 @pytest.mark.parametrize("case", ["port", "model", "pool"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError, InvalidSettingError
 from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.core.sizes import GIB
 from userkv.serving import pool_options
@@ -113,12 +113,12 @@ def test_other_options_of_the_connector() -> None:
         (["--pool-dram", "4 GiB 5"], "'4 GiB 5'"),
         (
             ["--pool-dram", "0", "--pool-ssd", "0"],
-            "neither memory nor disk; set --pool-dram, or --pool-dir and --pool-ssd",
+            "--pool-dram must be more than 0, since the local pool has no SSD tier",
         ),
         (["--pool-option", "local_dram_bytes=much"], "local_dram_bytes must be a size"),
         (
             ["--pool-dram", "0", "--pool-option", "local_ssd_bytes=0"],
-            "set --pool-dram, or --pool-dir and local_ssd_bytes",
+            "--pool-dram must be more than 0",
         ),
         (["--pool-option", "local_dir=1"], "local_dir must be text in quotes, not 1"),
         (["--pool-option", "use_layerwise"], "'use_layerwise' has no value; write NAME=VALUE"),
@@ -144,16 +144,18 @@ def test_refused_in_one_sentence(argv: list[str], message: str) -> None:
 
 
 def test_what_the_engine_says_of_a_setting_names_the_flag_that_sets_it() -> None:
-    said = "local_dir '/var/local_dir' cannot be used: name one that exists, or set local_ssd_bytes, local_dram_bytes"
     args = parse("--pool-option", "local_dram_bytes=1GiB")
-    with pytest.raises(InvalidSettingError) as error, pool_options.naming_flags(args, {}):
-        raise InvalidSettingError(said)
-    assert str(error.value) == (
-        "--pool-dir '/var/local_dir' cannot be used: name one that exists, or set --pool-ssd, local_dram_bytes"
-    )
-    with pytest.raises(InvalidSettingError) as error, pool_options.naming_flags(args, None):
-        raise InvalidSettingError(said)
-    assert str(error.value) == said
+
+    def named(error: InvalidSettingError, options: dict[str, Any] | None) -> str:
+        with pytest.raises(InvalidSettingError) as raised, pool_options.naming_flags(args, options):
+            raise error
+        return str(raised.value)
+
+    directory = InvalidOptionError("local_dir", "'/var/local_dir' cannot be used: name one that exists")
+    assert named(directory, {}) == "--pool-dir '/var/local_dir' cannot be used: name one that exists"
+    assert named(directory, None) == str(directory)  # The pool's options did not come from these flags.
+    assert named(InvalidOptionError("local_dram_bytes", "is 1"), {}) == "local_dram_bytes is 1"
+    assert named(InvalidSettingError("local_dir"), {}) == "local_dir"
 
 
 @pytest.mark.parametrize("without", ["--no-users", "--kv-transfer-config"])

@@ -90,7 +90,7 @@ def test_sizes_mean_what_they_mean_in_all_of_userkv(text: object, size: int) -> 
         ({"global_segment_size": "16MB"}, MASTER, "is 16000000 bytes; lend at least 16 MiB (16777216 bytes)"),
         ({"global_segment_size": "1MiB"}, MASTER, "at least 16 MiB (16777216 bytes)"),
         ({"local_hostname": ""}, MASTER, "must not be empty"),
-        ({"enable_ssd_offload": "maybe"}, MASTER, "true or false"),
+        ({"enable_ssd_offload": "maybe"}, MASTER, "on or off"),
         ({"enable_ssd_offload": True}, MASTER, "ssd_offload_path"),
         ({"enable_ssd_offload": True, "ssd_offload_path": "/x", "global_segment_size": 0}, MASTER, "ssd_offload_path"),
         ({"local_buffer_size": "1MiB"}, MASTER, "at least 16 MiB (16777216 bytes)"),

@@ -6,7 +6,7 @@ import psutil
 
 from userkv.cache.policies import LRU
 from userkv.cache.settings import CacheSettings
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError
 from userkv.core.pool_settings import PoolSettings
 from userkv.store.backend import PoolBackend
 from userkv.store.breaker import CircuitBreaker
@@ -18,7 +18,7 @@ def open_backend(settings: PoolSettings, world_size: int, rank: int) -> GuardedB
     """Open the pool for one worker. Workers of the local backend share the budgets and have directories of their own.
 
     Raises:
-        InvalidSettingError: it cannot be opened like this; the message says what to change.
+        InvalidOptionError: it cannot be opened like this; the message says what to change.
 
     """
     return GuardedBackend(_open(settings, world_size, rank), CircuitBreaker())
@@ -28,7 +28,7 @@ def check_backend(settings: PoolSettings, world_size: int) -> None:
     """Find out before any process starts what :func:`open_backend` would refuse in a worker.
 
     Raises:
-        InvalidSettingError: see there.
+        InvalidOptionError: see there.
 
     """
     if settings.backend == "mooncake":
@@ -38,8 +38,8 @@ def check_backend(settings: PoolSettings, world_size: int) -> None:
         return
     memory = psutil.virtual_memory().total
     if settings.local_dram_bytes > memory:
-        raise InvalidSettingError(
-            f"local_dram_bytes is {settings.local_dram_bytes}, more than this machine has ({memory}); lower it"
+        raise InvalidOptionError(
+            "local_dram_bytes", f"is {settings.local_dram_bytes}, more than this machine has ({memory}); lower it"
         )
     for rank in range(world_size):
         directory = local_directory(settings, rank)

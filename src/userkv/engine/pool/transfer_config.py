@@ -2,7 +2,7 @@
 
 from vllm.config import VllmConfig
 
-from userkv.core.errors import InvalidSettingError, UnsupportedEngineError
+from userkv.core.errors import InvalidOptionError, InvalidSettingError, UnsupportedEngineError
 from userkv.core.pool_settings import CONNECTOR, PoolSettings
 from userkv.engine.pool.scheduler.namespace import weight_files
 
@@ -32,8 +32,9 @@ def check_transfer_config(config: VllmConfig) -> PoolSettings:
             "add --no-async-scheduling"
         )
     if settings.lookup_rpc_port and settings.lookup_rpc_port + config.parallel_config.world_size - 1 > 65535:
-        raise InvalidSettingError(
-            f"lookup_rpc_port {settings.lookup_rpc_port} leaves too few ports for the ranks; choose a lower one, or 0"
+        raise InvalidOptionError(
+            "lookup_rpc_port",
+            f"{settings.lookup_rpc_port} leaves too few ports for the ranks; choose a lower one, or 0",
         )
     if config.parallel_config.data_parallel_size > 1 and settings.backend == "local":
         raise UnsupportedEngineError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from userkv.core.errors import IntegrityError, InvalidSettingError
+from userkv.core.errors import IntegrityError, InvalidOptionError
 from userkv.core.sizes import KIB
 from userkv.store.backend import Region
 
@@ -55,7 +55,7 @@ class Arena:
         page_bytes: a multiple of 4096.
 
     Raises:
-        InvalidSettingError: this machine does not have so much memory.
+        InvalidOptionError: this machine does not have so much memory.
 
     """
 
@@ -70,8 +70,8 @@ class Arena:
         try:
             self._memory = mmap.mmap(-1, self.budget, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
-            raise InvalidSettingError(
-                f"local_dram_bytes is {nbytes}, which this machine does not give ({error.strerror}): set fewer"
+            raise InvalidOptionError(
+                "local_dram_bytes", f"is {nbytes}, which this machine does not give ({error.strerror}): set fewer"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)

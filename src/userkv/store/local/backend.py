@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from userkv.cache.policies import LRU
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError
 from userkv.store.backend import PoolBackend, PoolUnavailableError, Region, Tier, TierUsage
 from userkv.store.checksum import prepare
 from userkv.store.local.arena import PAGE, Arena
@@ -26,7 +26,7 @@ from userkv.store.local.writer import Writer
 from userkv.store.regions import region_of
 
 CLOSE_SECONDS = 10.0
-"""How long :meth:`LocalBackend.close` writes down what is only in memory; ``serving/launch.py`` says why no longer."""
+"""How long :meth:`LocalBackend.close` writes what is only in memory; ``serving/launch_plan.py`` says why no longer."""
 
 PARALLEL_GETS = 2
 """One verifies what it has read while the other reads, and a disk has more than one request to work on."""
@@ -53,7 +53,7 @@ class LocalBackend(PoolBackend):
             :meth:`count_request`.
 
     Raises:
-        InvalidSettingError: the directory is in use or cannot be used, or there is not so much memory.
+        InvalidOptionError: the directory is in use or cannot be used, or there is not so much memory.
 
     """
 
@@ -61,8 +61,9 @@ class LocalBackend(PoolBackend):
         self, dram_bytes: int, directory: Path | None, ssd_bytes: int, page_bytes: int = PAGE, policy: str = LRU
     ) -> None:
         if dram_bytes < page_bytes and (directory is None or dram_bytes):
-            raise InvalidSettingError(
-                f"local_dram_bytes is {dram_bytes}: set at least {page_bytes}, or 0 and a local_dir to use no memory"
+            raise InvalidOptionError(
+                "local_dram_bytes",
+                f"is {dram_bytes}: set at least {page_bytes}, or 0 with an SSD tier to use no memory",
             )
         prepare()
         self._dram_bytes = dram_bytes
@@ -79,8 +80,8 @@ class LocalBackend(PoolBackend):
                 ssd = SsdTier(self._index, SsdFiles(directory))
             except OSError as error:
                 self._lock.release()
-                raise InvalidSettingError(
-                    f"local_dir {str(directory)!r} cannot be read ({error.strerror}): name another directory"
+                raise InvalidOptionError(
+                    "local_dir", f"{str(directory)!r} cannot be read ({error.strerror}): name another directory"
                 ) from error
         self._tiers = Tiers(self._index, ssd)
         if ssd is not None:

@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError
 
 LOCK_FILE = "userkv.lock"
 
@@ -21,24 +21,26 @@ class DirectoryLock:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not os.access(directory, os.W_OK | os.X_OK):
-                raise InvalidSettingError(
-                    f"local_dir {str(directory)!r} cannot be written to: name a directory that this user may write to"
+                raise InvalidOptionError(
+                    "local_dir",
+                    f"{str(directory)!r} cannot be written to: name one that this user may write to",
                 )
             self._descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise InvalidSettingError(
-                f"local_dir {str(directory)!r} cannot be used ({error.strerror}): name one that exists or can be made"
+            raise InvalidOptionError(
+                "local_dir",
+                f"{str(directory)!r} cannot be used ({error.strerror}): name one that exists, or can be made",
             ) from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._descriptor)
             if isinstance(error, BlockingIOError):
-                raise InvalidSettingError(
-                    f"local_dir {str(directory)!r} is in use by another engine: give each engine its own"
+                raise InvalidOptionError(
+                    "local_dir", f"{str(directory)!r} is in use by another engine: give each engine its own"
                 ) from error
-            raise InvalidSettingError(
-                f"local_dir {str(directory)!r} cannot be locked ({error.strerror}): name one on a local file system"
+            raise InvalidOptionError(
+                "local_dir", f"{str(directory)!r} cannot be locked ({error.strerror}): name one on a local file system"
             ) from error
 
     def release(self) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core import options, values
+from userkv.core.errors import InvalidOptionError, InvalidSettingError
 from userkv.core.sizes import GIB, MIB, format_size, parse_size
 
 CONFIG_PATH = "MOONCAKE_CONFIG_PATH"
@@ -90,16 +91,16 @@ class MooncakeConfig:
 
     def __post_init__(self) -> None:
         if 0 < self.global_segment_size < LEAST_SEGMENT:
-            raise InvalidSettingError(
-                f"global_segment_size is {self.global_segment_size} bytes; lend at least {_LEAST} to the pool, or 0"
+            raise InvalidOptionError(
+                "global_segment_size", f"is {self.global_segment_size} bytes; lend at least {_LEAST} to the pool, or 0"
             )
         if self.local_buffer_size < LEAST_SEGMENT:
-            raise InvalidSettingError(
-                f"local_buffer_size is {self.local_buffer_size} bytes; it must be at least {_LEAST}"
+            raise InvalidOptionError(
+                "local_buffer_size", f"is {self.local_buffer_size} bytes; it must be at least {_LEAST}"
             )
         if self.enable_ssd_offload and not (self.ssd_offload_path and self.global_segment_size):
-            raise InvalidSettingError(
-                "enable_ssd_offload needs ssd_offload_path, a directory, and memory to offload (global_segment_size)"
+            raise InvalidOptionError(
+                "enable_ssd_offload", "needs ssd_offload_path, a directory, and memory to offload (global_segment_size)"
             )
 
     @property
@@ -126,30 +127,30 @@ class MooncakeConfig:
             InvalidSettingError: there is no master, or a setting cannot be used.
 
         """
-        values = dict(_from_file(extra, environ))
-        values |= {
+        found = dict(_from_file(extra, environ))
+        found |= {
             setting: _parse(setting, variable, environ[variable])
             for variable, setting in ENVIRONMENT.items()
             if environ.get(variable)
         }
-        values |= {name: _parse(name, name, value) for name, value in extra.items() if name in _PARSERS}
+        found |= {name: _parse(name, name, value) for name, value in extra.items() if name in _PARSERS}
         if environ.get(HOT_CACHE, "0") != "0":
             raise InvalidSettingError(f"unset {HOT_CACHE}: Mooncake's hot cache serves users' old records")
-        if values.get("client_server_address"):
-            values.setdefault("master_server_address", "")
-        elif not values.get("master_server_address"):
+        if found.get("client_server_address"):
+            found.setdefault("master_server_address", "")
+        elif not found.get("master_server_address"):
             raise InvalidSettingError(
                 "Mooncake's master is not known; start one with `userkv pool start`, or set MOONCAKE_MASTER or "
                 f"master_server_address to its host:port, or {CONFIG_PATH} to a mooncake.json"
             )
-        elif "local_hostname" not in values and not _is_local(values["master_server_address"]):
+        elif "local_hostname" not in found and not _is_local(found["master_server_address"]):
             raise InvalidSettingError(
-                f"the master is at {values['master_server_address']}; set local_hostname (or MOONCAKE_LOCAL_HOSTNAME) "
+                f"the master is at {found['master_server_address']}; set local_hostname (or MOONCAKE_LOCAL_HOSTNAME) "
                 "to this machine's own address, under which the other machines reach it"
             )
-        if rank is not None and values.get("ssd_offload_path"):
-            values["ssd_offload_path"] = str(Path(values["ssd_offload_path"]) / f"rank-{rank}")
-        return cls(**values)
+        if rank is not None and found.get("ssd_offload_path"):
+            found["ssd_offload_path"] = str(Path(found["ssd_offload_path"]) / f"rank-{rank}")
+        return cls(**found)
 
 
 def runtime_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -204,15 +205,13 @@ def _is_local(address: str) -> bool:
 
 
 def _text(source: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidSettingError(f"{source} must be text in quotes, not {value!r}")
-    return value.strip()
+    return values.text(source, value).strip()
 
 
 def _host(source: str, value: Any) -> str:
     text = _text(source, value)
     if not text:
-        raise InvalidSettingError(f"{source} must not be empty")
+        raise InvalidOptionError(source, "must not be empty")
     return text
 
 
@@ -220,7 +219,7 @@ def _address(source: str, value: Any) -> str:
     text = _text(source, value)
     host, separator, port = text.rpartition(":")
     if text and "://" not in text and not (separator and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise InvalidSettingError(f"{source} must be host:port, such as 10.0.0.5:50051, not {value!r}")
+        raise InvalidOptionError(source, f"must be host:port, such as 10.0.0.5:50051, not {value!r}")
     return text
 
 
@@ -229,22 +228,11 @@ def _protocol(source: str, value: Any) -> str:
 
 
 def _switch(source: str, value: Any) -> bool:
-    text = str(value).strip().lower()
-    if text in ("true", "1", "yes", "on", "enable"):
-        return True
-    if text in ("false", "0", "no", "off", "disable", ""):
-        return False
-    raise InvalidSettingError(f"{source} must be true or false, not {value!r}")
+    return value != "" and options.switch(source, str(value))
 
 
 def _number(most: int) -> Callable[[str, Any], int]:
-    def parse(source: str, value: Any) -> int:
-        text = str(value).strip()
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise InvalidSettingError(f"{source} must be a whole number from 1 to {most}, not {value!r}")
-        return int(text)
-
-    return parse
+    return lambda source, value: options.whole_number(source, str(value), 1, most)
 
 
 _PARSERS: dict[str, Callable[[str, Any], Any]] = {

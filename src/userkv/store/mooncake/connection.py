@@ -36,7 +36,7 @@ CLIENT_TTL_SECONDS = 11.0
 """After how long a master has forgotten a client that crashed: its default, and a second."""
 CLOSE_SECONDS = 10.0
 """How long :meth:`Connection.close` waits for calls into the library. With the time-outs below, setting up takes 9 s
-and all else less, unless a process is frozen; ``serving/launch.py`` says why no longer.
+and all else less, unless a process is frozen; ``serving/launch_plan.py`` says why no longer.
 """
 LIMITS = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "2",

@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from userkv.core.errors import InvalidSettingError
+from userkv.core.errors import InvalidOptionError
 
 LOCK_NAME = "userkv.lock"
 _IN_USE = "in use\n"
@@ -19,7 +19,7 @@ class FilesDirectory:
         left_tidy: whether the last one who used it closed it.
 
     Raises:
-        InvalidSettingError: it cannot be used, or somebody uses it.
+        InvalidOptionError: it cannot be used, or somebody uses it.
 
     """
 
@@ -28,13 +28,13 @@ class FilesDirectory:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (path / LOCK_NAME).open("a+")
         except OSError as error:
-            raise InvalidSettingError(f"ssd_offload_path {path} cannot be used: {error.strerror}") from error
+            raise InvalidOptionError("ssd_offload_path", f"{path} cannot be used: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise InvalidSettingError(
-                f"ssd_offload_path {path} is in use; every process needs a directory of its own"
+            raise InvalidOptionError(
+                "ssd_offload_path", f"{path} is in use; every process needs a directory of its own"
             ) from error
         self._lock.seek(0)
         self.left_tidy = not self._lock.read()

@@ -25,7 +25,7 @@ from userkv.store.user_store import MooncakeUserStore
 logger = logging.getLogger(__name__)
 
 JOIN_SECONDS = 5.0
-"""How long shutdown waits for transfers that are running, for all of them together; see ``serving/launch.py``."""
+"""How long shutdown waits for transfers that are running, for all of them together; see ``serving/launch_plan.py``."""
 
 
 class ConnectorWorker:

@@ -26,7 +26,7 @@ from userkv.engine.pool.wire.messages import (
 from userkv.engine.pool.worker import connector_worker as worker_half
 from userkv.records.record import UserRecord
 from userkv.serving import child_processes as children
-from userkv.serving import launch
+from userkv.serving import launch_plan
 from userkv.store.backend import (
     PoolUnavailableError,
 )
@@ -203,8 +203,8 @@ class TestShutdown:
     def test_vllm_kills_nobody_who_ends_as_fast_as_he_can(self) -> None:
         closing = max(local_backend.CLOSE_SECONDS, connection.CLOSE_SECONDS)
         longest_answer = 3.0
-        assert worker_half.JOIN_SECONDS + longest_answer + closing < launch.WORKER_SHUTDOWN_SECONDS
-        assert launch.WORKER_SHUTDOWN_SECONDS < children.GRACE_SECONDS < launch.SHUTDOWN_SECONDS
+        assert worker_half.JOIN_SECONDS + longest_answer + closing < launch_plan.WORKER_SHUTDOWN_SECONDS
+        assert launch_plan.WORKER_SHUTDOWN_SECONDS < children.GRACE_SECONDS < launch_plan.SHUTDOWN_SECONDS
 
     def test_what_outlives_the_shutdown_reports_to_nobody(
         self, open_worker: Opener, monkeypatch: pytest.MonkeyPatch
